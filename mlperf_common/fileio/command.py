@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the command lines share: reading arguments, exit statuses, standard descriptors, error lines.
 
-Promises: `run` always gives an exit status (0, 1, 2) or dies of the signal that ended the run; a status of 0 means
-that everything written to `stdout()` has reached the kernel. Arguments are read as getopt_long(3) reads them, the
-same on every Python. An error is one line on stderr, whatever bytes the names in it have.
+Promises: ``run`` always gives an exit status (0, 1, 2) or dies of the signal that ended the run; a status of
+0 means that everything written to ``stdout()`` has reached the kernel. Arguments are read as getopt_long(3)
+reads them, the same on every Python. An error is one line on stderr, whatever bytes the names in it have.
 
-Does not: decide what is an error, translate exceptions for the library, or touch the standard streams of a program
-that merely imports it.
+Does not: decide what is an error, translate exceptions for the library, or touch the standard streams of a
+program that merely imports it.
 
-Start-up counts (a loop over many small copies starts us each time), so nothing heavy is imported up here: argparse
-and what it brings already cost 7 ms (CPython 3.13) on top of the 12 ms of `python3 -c pass`.
+Start-up counts (a loop over many small copies starts us each time), so nothing heavy is imported up here:
+argparse and what it brings already cost 7 ms (CPython 3.13) on top of the 12 ms of ``python3 -c pass``.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MAX_BUFFER_SIZE = 1 << 30
 _SUFFIXES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-# --- reading arguments ---------------------------------------------------------------------------------------------
+# --- reading arguments --------------------------------------------------------------------------------------
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser for options only, with GNU manners; use it through `parse`.
+    """An argparse parser for options only, with GNU manners; use it through ``parse``.
 
-    Options are added as usual; every option that takes a value needs a long name. Operands are never declared:
-    `usage` describes them. `--help` is there, and `--version` if `version` is given.
+    Options are added as usual; every option that takes a value needs a long name. Operands are never
+    declared: ``usage`` describes them. ``--help`` is there, and ``--version`` if ``version`` is given.
     """
 
     def __init__(self, prog: str, *, version: str = "", **settings: Any) -> None:
@@ -58,14 +58,14 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def print_help(self, file: Any = None) -> None:
-        """The help goes through `stdout()`, so that a full disk is noticed: argparse itself ignores it."""
+        """The help goes through ``stdout()``, so that a full disk is noticed: argparse itself ignores it."""
         if file is None:
             file = _TextOutput()
         file.write(self.format_help())
 
 
 class Once(argparse.Action):
-    """`action=Once`: stores a value; an error where the option is given twice, instead of the last one winning."""
+    """``action=Once``: stores a value; the option given twice is an error."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if getattr(namespace, self.dest, None) is not self.default:
@@ -84,17 +84,18 @@ class _Version(argparse.Action):
 
 
 def _help_formatter(prog: str) -> argparse.HelpFormatter:
-    # A width of its own: without one argparse imports shutil (and so bz2 and lzma, 6 ms) at each start, not only
-    # for --help.
+    # A width of its own: without one argparse imports shutil (and so bz2 and lzma, 6 ms) at each start, not
+    # only for --help.
     return argparse.HelpFormatter(prog, width=80, max_help_position=30)
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Options and operands in any order; what follows the first `--` is operands. They end up in `.operands`.
+    """Options and operands in any order; what follows the first ``--`` is operands. They end up in
+    ``.operands``.
 
-    argparse's own idea of which word is an option changed between releases (`--`), and takes `-3` and any word with
-    a space for an operand. So the words are told apart here, by getopt_long(3)'s rules without abbreviations, and
-    argparse sees options only, in spellings that it cannot mistake.
+    argparse's own idea of which word is an option changed between releases (``--``), and takes ``-3`` and any
+    word with a space for an operand. So the words are told apart here, by getopt_long(3)'s rules without
+    abbreviations, and argparse sees options only, in spellings that it cannot mistake.
     """
     options: list[str] = []
     operands: list[str] = []
@@ -115,7 +116,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 def _long_option(parser: Parser, before: list[str], word: str, words: Iterator[str]) -> str:
     name, equals, value = word.partition("=")
-    action = parser._option_string_actions.get(name)  # the only table of them; its name is the same in 3.8 to 3.14
+    action = parser._option_string_actions.get(name)  # the only table of them, of that name in 3.8 to 3.14
     if action is None:
         _refuse(parser, before, f"unrecognized option {_quote(word)}")
     if action.nargs == 0 and equals:
@@ -142,7 +143,7 @@ def _short_options(parser: Parser, before: list[str], word: str, words: Iterator
 
 
 def _value(parser: Parser, before: list[str], name: str, attached: str | None, words: Iterator[str]) -> str:
-    """The value of option `name`: the one attached to it, or the next word, whatever it looks like."""
+    """The value of option ``name``: the one attached to it, or the next word, whatever it looks like."""
     value = next(words, None) if attached is None else attached
     if value is None:
         _refuse(parser, before, f"option '{name}' requires an argument")
@@ -152,17 +153,17 @@ def _value(parser: Parser, before: list[str], name: str, attached: str | None, w
 
 
 def _refuse(parser: Parser, before: list[str], message: str) -> NoReturn:
-    parser.parse_args(before)  # in order, as getopt: --help, or a bad value, that came first has its say first
+    parser.parse_args(before)  # a --help, or a bad value, that came first has its say first, as with getopt
     parser.error(message)
 
 
 def worker_count(text: str) -> int:
-    """`type=` of -n: a whole number from 1, in plain ASCII digits. May be more than MAX_WORKERS: see `clamp`."""
+    """``type=`` of -n: a whole number from 1; it may be more than MAX_WORKERS (see ``clamp``)."""
     return _positive(text, text)
 
 
 def buffer_size(text: str) -> int:
-    """`type=` of -b: bytes, with K, M or G for powers of 1024. May be more than MAX_BUFFER_SIZE: see `clamp`."""
+    """``type=`` of -b: bytes, with K, M or G for powers of 1024; it may be more than MAX_BUFFER_SIZE."""
     unit = _SUFFIXES.get(text[-1:].upper())
     return _positive(text, text[:-1]) * unit if unit else _positive(text, text)
 
@@ -178,32 +179,36 @@ def _positive(text: str, digits: str) -> int:
 
 
 def clamp(wanted: int, limit: int, what: str) -> tuple[int, str]:
-    """(`wanted` but at most `limit`, a note for the user or ""); `what` is as in "workers"."""
+    """(``wanted`` but at most ``limit``, a note for the user or ""); ``what`` is as in "workers"."""
     if wanted <= limit:
         return wanted, ""
     return limit, f"note: {what}: {wanted} is more than {limit}, using {limit}"
 
 
 def default_workers() -> int:
-    """How many workers to use when the user does not say: by the CPUs that this process may run on (not those of
-    the machine: a batch job often has a part), at least 8 since they mostly wait for storage, at most 16."""
+    """How many workers to use when the user does not say.
+
+    By the CPUs that this process may run on (a batch job often has a part of the machine), at least 8 since
+    workers mostly wait for storage, at most 16.
+    """
     return min(16, max(8, len(os.sched_getaffinity(0))))
 
 
-# --- standard descriptors ------------------------------------------------------------------------------------------
+# --- standard descriptors -----------------------------------------------------------------------------------
 
 
 class OutputError(OSError):
-    """Standard output could not be written. Not the library's OSError of the same number: EPIPE here is how a
-    pipeline ends, EPIPE from a worker is a fault."""
+    """Standard output could not be written: told apart, since EPIPE here is how a pipeline ends, EPIPE from a
+    worker a fault."""
 
 
 class Output:
-    """Standard output as bytes, buffered. A failure is an OutputError, and is raised again at each later use, so
-    that nobody can lose it. With a `stop_flag` (installed), waiting for a slow reader ends in Interrupted too.
+    """Standard output as bytes, buffered. A failure is an OutputError, and is raised again at each later use,
+    so that nobody can lose it. With a ``stop_flag`` (installed), waiting for a slow reader ends in
+    Interrupted too.
 
-    Not an io.BufferedWriter: from 3.13 those print a traceback when they are collected with bytes that could not be
-    written.
+    Not an io.BufferedWriter: from 3.13 those print a traceback when they are collected with bytes that could
+    not be written.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -214,7 +219,7 @@ class Output:
         self.stop_flag: StopFlag | None = None
 
     def write(self, data: bytes) -> int:
-        """Takes all of `data`; returns its length."""
+        """Takes all of ``data``; returns its length."""
         self.used = True
         self._pending += data
         if len(self._pending) >= 1 << 16:
@@ -238,16 +243,16 @@ class Output:
             return _write_all(self._descriptor, self._pending)
         import select
 
-        # A handler that only sets a flag does not end a write(2) to a pipe that nobody empties (PEP 475), so wait
-        # for room and the flag both. Where there is room, PIPE_BUF bytes never block (pipe(7)).
+        # A handler that only sets a flag does not end a write(2) to a pipe that nobody empties (PEP 475), so
+        # wait for room and the flag both. Where there is room, PIPE_BUF bytes never block (pipe(7)).
         for start in range(0, len(self._pending), select.PIPE_BUF):
             select.select([self.stop_flag], [self._descriptor], [])
             self.stop_flag.check()
             _write_all(self._descriptor, self._pending[start : start + select.PIPE_BUF])
 
     def finish(self) -> None:
-        """Flush, and ask for what only close(2) tells (a full disk or a quota on NFS): of a duplicate, since number
-        1 must never become free for another file."""
+        """Flush, and ask for what only close(2) tells (a full disk or a quota on NFS): of a duplicate, since
+        number 1 must never become free for another file."""
         self.flush()
         try:
             os.close(os.dup(self._descriptor))
@@ -264,7 +269,8 @@ _STDOUT = Output(1)
 
 
 def stdout() -> Output:
-    """The stream for data that was asked for; what goes through it is checked by `run` before the status is 0."""
+    """The stream for data that was asked for; what goes through it is checked by ``run`` before the status is
+    0."""
     return _STDOUT
 
 
@@ -275,11 +281,11 @@ def _write_all(descriptor: int, data: bytes | bytearray) -> None:
 
 
 def _fill_standard_descriptors() -> None:
-    """Give each closed descriptor of 0 to 2 to /dev/null: else a file that we open gets number 2, and the next
-    message is written into it.
+    """Give each closed descriptor of 0 to 2 to /dev/null: else a file that we open gets number 2, and the
+    next message is written into it.
 
-    Opened the wrong way round, as gnulib's stdopen does: reading from a closed stdin and writing to a closed stdout
-    still fail with EBADF, which is how it is remembered that they were closed.
+    Opened the wrong way round, as gnulib's stdopen does: reading from a closed stdin and writing to a closed
+    stdout still fail with EBADF, which is how it is remembered that they were closed.
     """
     for descriptor, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
         try:
@@ -288,11 +294,12 @@ def _fill_standard_descriptors() -> None:
             os.set_inheritable(os.open(os.devnull, mode), True)  # the lowest free number is this one
 
 
-# --- messages and exit statuses ------------------------------------------------------------------------------------
+# --- messages and exit statuses -----------------------------------------------------------------------------
 
 
 def say(program: str, message: str) -> None:
-    """`PROGRAM: MESSAGE` as one line on stderr, in one write. Never raises; control characters are escaped."""
+    """``PROGRAM: MESSAGE`` as one line on stderr, in one write. Never raises; control characters are
+    escaped."""
     _write_stderr(f"{program}: {_printable(message)}\n")
 
 
@@ -319,15 +326,15 @@ def _quote(text: str) -> str:
 
 
 def run(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
-    """Call `body(argv)` (sys.argv[1:] if None) and return the exit status for what became of it.
+    """Call ``body(argv)`` (sys.argv[1:] if None) and return the exit status for what became of it.
 
     - its own return value, or the status that the parser exits with;
-    - 1 and a line on stderr for a CopyArgumentError, UnreadableEntries, OSError or a bug of ours (whose traceback is
-      shown if FASTCP_DEBUG=1 is in the environment);
-    - 1 where `stdout()` was used and is full or closed; without a line if its reader is gone (EPIPE), as that is how
-      pipelines end;
-    - stopping.Interrupted and KeyboardInterrupt: does not return, the process dies of that signal, so that a shell
-      sees it and stops its loop.
+    - 1 and a line on stderr for a CopyArgumentError, UnreadableEntries, OSError or a bug of ours (whose
+      traceback is shown if FASTCP_DEBUG=1 is in the environment);
+    - 1 where ``stdout()`` was used and is full or closed; without a line if its reader is gone (EPIPE), as
+      that is how pipelines end;
+    - stopping.Interrupted and KeyboardInterrupt: does not return, the process dies of that signal, so that a
+      shell sees it and stops its loop.
     """
     try:
         _fill_standard_descriptors()
