@@ -40,11 +40,15 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class Task(NamedTuple):
-    """A piece of work: the name of its function, its argument (picklable), descriptors that travel with it."""
+    """A piece of work: the name of its function, its argument (picklable), descriptors that travel with it.
+
+    ``context`` stays with the parent, for the one who gets the result.
+    """
 
     kind: str
     payload: Any
     fds: Tuple[int, ...] = ()
+    context: Any = None
 
 
 class Failure(NamedTuple):

@@ -1,0 +1,619 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""One source file to one destination name: the new file, its bytes, its metadata, the commit.
+
+A destination name holds what it held before or the whole new file, never a part: the bytes go into a file
+without a name (O_TMPFILE) in the destination's own directory, or into a named temporary where that cannot be,
+and the name is given at the end, without replacing anything that the plan did not see. A name is replaced,
+never written through. The source must be the file that the plan saw, before and after it is read.
+
+Not promised: atomicity against other writers where the filesystem has neither RENAME_NOREPLACE nor link (one
+warning says so), nor durability beyond what close(2) promises.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from mlperf_common.fileio import direct_io
+from mlperf_common.fileio.copyplan import FileEntry, kind_of
+from mlperf_common.fileio.direct_io import BLOCK_SIZE
+from mlperf_common.fileio.workers import Worker
+
+# Below this many bytes buffered I/O is used: opening, aligning and waiting for the device costs more than the
+# page cache does. See tests/bench for the measurement.
+DIRECT_MINIMUM = 1 << 20
+
+NAME_MAX = 255  # bytes in a name, on every filesystem that we know of
+
+ACCESS_ACL = "system.posix_acl_access"
+
+NOT_ATOMIC = (
+    "the destination's filesystem cannot rename without replacing: a file that another program creates there at "
+    "the very moment of a rename would be lost"
+)
+
+RENAME_NOREPLACE = 1  # renameat2(2)
+
+# What O_TMPFILE answers where the filesystem has no such files (open(2)): FUSE, NFS, some Lustre.
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+# What says "this kind of rename, or link, is not to be had here", and nothing else.
+_NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+
+
+class FileChanged(Exception):
+    """The source is not, or no longer, what the plan saw; the message names the field that moved."""
+
+
+class NamelessRefused(Exception):
+    """A file without a name could not be given one here; nothing is left of it, a named temporary may do."""
+
+
+class NameCollision(Exception):
+    """The destination name is taken by another name (a case-folding filesystem), or by what is no file."""
+
+
+class Facts:
+    """What this process has learned of devices: no O_DIRECT, no nameless files; and what it has to say of it.
+
+    ``refused`` maps (side, device) to the reason why I/O there is buffered; ``direct`` holds the sides that
+    moved bytes with O_DIRECT. ``notes`` are warnings to be passed on, each once.
+    """
+
+    def __init__(self, token: str, number: int) -> None:
+        self.suffix = "%s%03d" % (token, number)
+        self.refused: Dict[Tuple[str, int], str] = {}
+        self.direct: Set[str] = set()
+        self.nameless: Dict[int, bool] = {}
+        self.notes: Set[str] = set()
+
+    def wants_direct(self, side: str, dev: int, size: int) -> bool:
+        """Whether to open a file of ``size`` bytes with O_DIRECT."""
+        return size >= DIRECT_MINIMUM and (side, dev) not in self.refused
+
+
+def temporary_name(name: str, suffix: str) -> str:
+    """``.NAME.SUFFIX``, so that Lustre places the file with NAME; ``.fastcp.SUFFIX`` where that is too long."""
+    candidate = ".%s.%s" % (name, suffix)
+    return candidate if len(os.fsencode(candidate)) <= NAME_MAX else ".fastcp.%s" % suffix
+
+
+# -------------------------------------------------------------------------------------------------- the source
+
+
+def open_source(name: str, dir_fd: Optional[int], entry: FileEntry, facts: Facts) -> Tuple[int, os.stat_result]:
+    """Open a source file and see that it is the one that the plan saw; its descriptor and fstat.
+
+    O_NONBLOCK: a FIFO that has taken its place must not hang us. Raises OSError, FileChanged.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if facts.wants_direct("source", entry.dev, entry.size):
+        fd, direct, reason = direct_io.open_direct(name, flags, dir_fd=dir_fd)
+        if not direct:
+            facts.refused["source", entry.dev] = reason
+    else:
+        fd = os.open(name, flags, dir_fd=dir_fd)
+    try:
+        st = os.fstat(fd)
+        check_planned(st, entry)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, st
+
+
+def check_planned(st: os.stat_result, entry: FileEntry) -> None:
+    """Raise FileChanged unless ``st`` is the file, size and time that the plan saw."""
+    if not stat.S_ISREG(st.st_mode):
+        raise FileChanged("changed since it was listed: it is a %s now" % kind_of(st.st_mode))
+    if (st.st_dev, st.st_ino) != (entry.dev, entry.ino):
+        raise FileChanged("changed since it was listed: another file has taken its name")
+    if st.st_size != entry.size:
+        raise FileChanged("changed since it was listed: size was %d, is %d" % (entry.size, st.st_size))
+    if st.st_mtime_ns & ((1 << 64) - 1) != entry.mtime:
+        raise FileChanged("changed since it was listed: its modification time has moved")
+
+
+def check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
+    """Raise FileChanged unless size, mtime and ctime are what they were when the file was opened."""
+    if before.st_size != after.st_size:
+        raise FileChanged(
+            "changed while it was being copied: size was %d, is %d" % (before.st_size, after.st_size)
+        )
+    for field, words in (("st_mtime_ns", "modification time"), ("st_ctime_ns", "status change time")):
+        if getattr(before, field) != getattr(after, field):
+            raise FileChanged("changed while it was being copied: its %s has moved" % words)
+
+
+def data_segments(fd: int, st: os.stat_result) -> List[Tuple[int, int]]:
+    """The (start, end) byte ranges that hold data, aligned outwards to ``BLOCK_SIZE``.
+
+    The kernel's word on holes (lseek(2)) is taken only where st_blocks says that there are some, and not when
+    it finds no data at all in a file that has blocks: filesystems have been wrong about fresh data.
+    """
+    size = st.st_size
+    if st.st_blocks * 512 >= size:
+        return [(0, size)] if size else []
+    found: List[Tuple[int, int]] = []
+    at = 0
+    try:
+        while at < size:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+            at = os.lseek(fd, start, os.SEEK_HOLE)
+            _extend(found, start - start % BLOCK_SIZE, min(direct_io.round_up(at, BLOCK_SIZE), size))
+    except OSError as exc:
+        if exc.errno != errno.ENXIO:  # ENXIO: no data after ``at``
+            return [(0, size)]
+    return found if found or st.st_blocks == 0 else [(0, size)]
+
+
+def _extend(found: List[Tuple[int, int]], start: int, end: int) -> None:
+    if found and start <= found[-1][1]:
+        start = found.pop()[0]
+    found.append((start, end))
+
+
+# ------------------------------------------------------------------------------------------------ the new file
+
+
+class Replaced(NamedTuple):
+    """What a destination file leaves to the one that replaces it: owner, mode and access ACL (None: none)."""
+
+    st: os.stat_result
+    acl: Optional[bytes]
+    acl_known: bool
+
+
+class NewFile:
+    """A file being made in the directory ``dir_fd``, not yet under its final ``name``.
+
+    ``temporary`` is its name so far, or "" when it has none.
+    """
+
+    __slots__ = ("fd", "dir_fd", "name", "temporary")
+
+    def __init__(self, fd: int, dir_fd: int, name: str, temporary: str) -> None:
+        self.fd = fd
+        self.dir_fd = dir_fd
+        self.name = name
+        self.temporary = temporary
+
+    def close(self) -> None:
+        """Close the descriptor; an error counts like one of write (NFS reports a full disk only here)."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def discard(self) -> None:
+        """Leave nothing behind. What stands at the final name is not touched."""
+        try:
+            self.close()
+        except OSError:  # the file is given up: what the close has to say does not matter any more
+            pass
+        if self.temporary:
+            name, self.temporary = self.temporary, ""
+            try:
+                os.unlink(name, dir_fd=self.dir_fd)
+            except FileNotFoundError:
+                pass
+
+
+class Making(NamedTuple):
+    """What is needed to make new files in one directory: descriptor, device, whether -f was given, facts."""
+
+    dir_fd: int
+    dev: int
+    force: bool
+    facts: Facts
+
+
+def create(making: Making, name: str, mode: int, size: int, replaces: bool, item: str = "") -> NewFile:
+    """Make the new file: without a name if nothing is to be replaced and the filesystem can, else a temporary.
+
+    ``mode`` are the bits that the kernel applies umask and default ACL to, as for cp. ``item`` goes into a
+    temporary's name where one worker has several at a time. Raises OSError.
+    """
+    facts = making.facts
+    direct = facts.wants_direct("destination", making.dev, size)
+    if not replaces and facts.nameless.get(making.dev, True):
+        new = _create_nameless(making, name, mode, direct)
+        if new is not None:
+            return new
+    standing = standing_at(making.dir_fd, name) if replaces else None
+    if standing is not None and stat.S_ISREG(standing.st_mode):
+        mode = 0o600  # until it gets the old file's at the end; a replaced link gives nothing
+    return _create_named(making, name, mode, direct, item)
+
+
+def _create_nameless(making: Making, name: str, mode: int, direct: bool) -> Optional[NewFile]:
+    facts = making.facts
+    try:
+        fd = _open_new(making, ".", os.O_TMPFILE | os.O_WRONLY, mode, direct)
+    except OSError as exc:
+        if exc.errno not in _NO_NAMELESS:
+            raise
+        facts.nameless[making.dev] = False
+        return None
+    if making.dev not in facts.nameless:
+        # Only /proc can give it a name without privileges; a container may have none.
+        facts.nameless[making.dev] = os.path.exists("/proc/self/fd/%d" % fd)
+        if not facts.nameless[making.dev]:
+            os.close(fd)
+            return None
+    return NewFile(fd, making.dir_fd, name, "")
+
+
+def _create_named(making: Making, name: str, mode: int, direct: bool, item: str) -> NewFile:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    for attempt in range(100):
+        temporary = temporary_name(name, making.facts.suffix + item + ("%d" % attempt if attempt else ""))
+        try:
+            fd = _open_new(making, temporary, flags, mode, direct)
+        except FileExistsError:
+            continue  # somebody else's: another name, never an unlink
+        return NewFile(fd, making.dir_fd, name, temporary)
+    raise FileExistsError(errno.EEXIST, "no free name for a temporary file", name)
+
+
+def _open_new(making: Making, name: str, flags: int, mode: int, direct: bool) -> int:
+    flags |= os.O_CLOEXEC
+    if not direct:
+        return os.open(name, flags, mode, dir_fd=making.dir_fd)
+    fd, direct, reason = direct_io.open_direct(name, flags, mode, dir_fd=making.dir_fd)
+    if not direct:
+        making.facts.refused["destination", making.dev] = reason
+    return fd
+
+
+# --------------------------------------------------------------------------------------------------- the bytes
+
+
+class Stream(NamedTuple):
+    """A source and a new file between which bytes move, and on which devices they are."""
+
+    src: int
+    dst: int
+    src_dev: int
+    dst_dev: int
+
+
+def move_range(worker: Worker, facts: Facts, stream: Stream, start: int, end: int, first: bool) -> int:
+    """Copy the bytes from ``start`` to ``end`` at their place, buffer by buffer; how many.
+
+    ``start`` is aligned to ``BLOCK_SIZE``. While ``first`` (nothing of the file has moved yet), a refusal of
+    O_DIRECT means buffered from here on, for that device and side; afterwards every error is real.
+    Raises OSError (ShortFile: the source shrank), Interrupted.
+    """
+    view = worker.buffer()
+    at = start
+    while at < end:
+        worker.check()
+        count = min(len(view), end - at)
+        _fall_back(facts, "source", stream.src_dev, stream.src, first, direct_io.pread, view, count, at)
+        _fall_back(facts, "destination", stream.dst_dev, stream.dst, first, direct_io.pwrite, view, count, at)
+        first = False
+        at += count
+        worker.moved(count)
+    _note_direct(facts, stream)
+    return max(0, end - start)
+
+
+def _note_direct(facts: Facts, stream: Stream) -> None:
+    for side, dev in (("source", stream.src_dev), ("destination", stream.dst_dev)):
+        if (side, dev) not in facts.refused:
+            facts.direct.add(side)
+
+
+def _fall_back(
+    facts: Facts,
+    side: str,
+    dev: int,
+    fd: int,
+    first: bool,
+    transfer: Callable[[int, memoryview, int, int, int], int],
+    view: memoryview,
+    count: int,
+    offset: int,
+) -> None:
+    try:
+        transfer(fd, view, count, offset, BLOCK_SIZE)
+    except OSError as exc:
+        if not first or not direct_io.is_unsupported(exc):
+            raise
+        facts.refused[side, dev] = "%s at the first transfer" % (exc.strerror or exc)
+        direct_io.set_direct(fd, False)
+        transfer(fd, view, count, offset, BLOCK_SIZE)
+
+
+def check_end(worker: Worker, fd: int, size: int) -> None:
+    """Raise FileChanged unless the source ends exactly at ``size`` bytes."""
+    if not direct_io.at_end(fd, worker.buffer(), size, BLOCK_SIZE):
+        raise FileChanged("changed while it was being copied: it does not end at %d bytes any more" % size)
+
+
+def move_small(worker: Worker, src: int, dst: int, size: int) -> int:
+    """Copy a file that fits into the buffer with a byte to spare: one read that asks for more, one write."""
+    view = worker.buffer()
+    got = os.preadv(src, [view[: size + 1]], 0)
+    while 0 < got < size:  # cut short by a signal or a server, or the end: the next read tells
+        more = os.preadv(src, [view[got : size + 1]], got)
+        if more == 0:
+            break
+        got += more
+    if got != size:
+        raise FileChanged("changed while it was being copied: %d bytes were planned, %d read" % (size, got))
+    if size:
+        direct_io.pwrite(dst, view, size, 0, 1)
+    worker.moved(size)
+    return size
+
+
+def move_to_end(worker: Worker, src: int, dst: int) -> int:
+    """Copy a file whose size says nothing (0, in /proc and on some FUSE) up to its end; how many bytes."""
+    view = worker.buffer()
+    at = 0
+    while True:
+        worker.check()
+        got = os.preadv(src, [view], at)
+        if got == 0:
+            return at
+        direct_io.pwrite(dst, view, got, at, 1)
+        at += got
+        worker.moved(got)
+
+
+def move_all(worker: Worker, facts: Facts, stream: Stream, st: os.stat_result) -> int:
+    """Copy a whole file, holes staying holes; how many bytes it holds."""
+    size = st.st_size
+    if size == 0:
+        return move_to_end(worker, stream.src, stream.dst)
+    whole = st.st_blocks * 512 >= size
+    if whole and size < DIRECT_MINIMUM and size < worker.buffer_size:
+        return move_small(worker, stream.src, stream.dst, size)
+    moved = 0
+    for start, end in data_segments(stream.src, st):
+        moved += move_range(worker, facts, stream, start, end, moved == 0)
+    check_end(worker, stream.src, size)
+    os.ftruncate(stream.dst, size)
+    return size
+
+
+# --------------------------------------------------------------------------------------- metadata and the commit
+
+
+def standing_at(dir_fd: int, name: str) -> Optional[os.stat_result]:
+    """What stands at ``name``, links not followed; None if nothing does."""
+    try:
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def commit(making: Making, new: NewFile) -> None:
+    """Give the whole, written file its final name where nothing should stand.
+
+    Raises OSError (FileExistsError: somebody was faster), NameCollision, NamelessRefused.
+    """
+    try:
+        if new.temporary:
+            _check_close(new.fd)
+            rename_noreplace(new, making.facts)
+        else:
+            _link_nameless(new, new.name)
+    except FileExistsError:
+        listed = _is_listed(new.dir_fd, new.name)
+        if listed is False:
+            raise NameCollision("collides with another name in the destination's directory") from None
+        if not making.force or listed is None:
+            raise
+        _name_nameless(making, new)
+        replace(making, new)
+        return
+    _close_named(new)
+
+
+def _check_close(fd: int) -> None:
+    """Have the errors that only close(2) tells before the file gets its name: each close flushes, a duplicate's too."""
+    os.close(os.dup(fd))
+
+
+def _link_nameless(new: NewFile, name: str) -> None:
+    # With a dir_fd CPython calls linkat and AT_SYMLINK_FOLLOW; without, link(2), which does not follow (ran).
+    try:
+        os.link("/proc/self/fd/%d" % new.fd, name, dst_dir_fd=new.dir_fd, follow_symlinks=True)
+    except OSError as exc:
+        if exc.errno in (errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EINVAL):
+            raise NamelessRefused(exc.strerror) from exc
+        raise
+
+
+def _close_named(new: NewFile) -> None:
+    """Close a file that has its final name; if the close fails the name goes again, since the bytes may not be there."""
+    new.temporary = ""
+    own = os.fstat(new.fd)
+    try:
+        new.close()
+    except OSError:
+        standing = standing_at(new.dir_fd, new.name)
+        if standing is not None and (standing.st_dev, standing.st_ino) == (own.st_dev, own.st_ino):
+            os.unlink(new.name, dir_fd=new.dir_fd)
+        raise
+
+
+def _name_nameless(making: Making, new: NewFile) -> None:
+    """Give a nameless file a temporary name, so that it can be renamed over what has appeared."""
+    if new.temporary:
+        return
+    temporary = temporary_name(new.name, making.facts.suffix + "r")
+    _link_nameless(new, temporary)
+    new.temporary = temporary
+
+
+def replace(making: Making, new: NewFile) -> None:
+    """Rename the temporary over a regular file or a link, with the old file's owner, ACL and mode.
+
+    What stands there is looked at again just before. Raises OSError, NameCollision.
+    """
+    standing = standing_at(new.dir_fd, new.name)
+    if standing is None:
+        raise NameCollision("the file that it was to replace has gone meanwhile")
+    if stat.S_ISREG(standing.st_mode):
+        _inherit(making, new, _look_at_replaced(new, standing))
+    elif not stat.S_ISLNK(standing.st_mode):
+        raise NameCollision("cannot replace it: it is a %s now" % kind_of(standing.st_mode))
+    _check_close(new.fd)
+    os.rename(new.temporary, new.name, src_dir_fd=new.dir_fd, dst_dir_fd=new.dir_fd)
+    new.temporary = ""
+    new.close()
+
+
+def _look_at_replaced(new: NewFile, standing: os.stat_result) -> Replaced:
+    """The old file's ACL: getxattr(2) has no dir_fd, /proc's path to the directory serves."""
+    path = "/proc/self/fd/%d/%s" % (new.dir_fd, new.name)
+    try:
+        return Replaced(standing, os.getxattr(path, ACCESS_ACL, follow_symlinks=False), True)
+    except OSError as exc:
+        none = exc.errno in (errno.ENODATA, errno.EOPNOTSUPP)
+        return Replaced(standing, None, none)
+
+
+def _inherit(making: Making, new: NewFile, old: Replaced) -> None:
+    """Owner, then ACL, then mode: chown clears bits, and a chmod under a foreign ACL would open it."""
+    mode = stat.S_IMODE(old.st.st_mode) & 0o777
+    group_kept = _give_owner(new.fd, old.st)
+    acl_kept = old.acl_known and _give_acl(new.fd, old.acl)
+    if not (group_kept and acl_kept):
+        mode &= ~0o070
+        what = "group" if acl_kept else "ACL"
+        making.facts.notes.add("the %s of replaced files could not be kept; their group bits are cleared" % what)
+    os.fchmod(new.fd, mode)
+
+
+def _give_owner(fd: int, old: os.stat_result) -> bool:
+    """Give the old file's owner and group as far as permitted; whether the group is now the old one."""
+    now = os.fstat(fd)
+    if (now.st_uid, now.st_gid) == (old.st_uid, old.st_gid):
+        return True
+    for uid in (old.st_uid, -1):
+        try:
+            os.fchown(fd, uid, old.st_gid)
+            return True
+        except OSError as exc:
+            if exc.errno not in (errno.EPERM, errno.EACCES, errno.EINVAL):  # EINVAL: an id unknown to a container
+                raise
+    return now.st_gid == old.st_gid
+
+
+def _give_acl(fd: int, acl: Optional[bytes]) -> bool:
+    """Set the access ACL, or remove the one that the directory's default gave; whether that worked."""
+    try:
+        if acl is not None:
+            os.setxattr(fd, ACCESS_ACL, acl)
+        else:
+            os.removexattr(fd, ACCESS_ACL)
+    except OSError as exc:
+        return acl is None and exc.errno in (errno.ENODATA, errno.EOPNOTSUPP)
+    return True
+
+
+def rename_noreplace(new: NewFile, facts: Facts) -> None:
+    """Rename the temporary to its final name unless something is there (FileExistsError).
+
+    renameat2, else link and unlink, else a look and a rename with a warning that this was not atomic.
+    """
+    try:
+        _renameat2(new.dir_fd, new.temporary, new.name)
+        return
+    except OSError as exc:
+        if exc.errno not in _NO_SUCH_CALL:
+            raise
+    try:
+        _link_over(new)
+        return
+    except OSError as exc:
+        if exc.errno not in _NO_SUCH_CALL:
+            raise
+    if standing_at(new.dir_fd, new.name) is not None:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new.name)
+    facts.notes.add(NOT_ATOMIC)
+    os.rename(new.temporary, new.name, src_dir_fd=new.dir_fd, dst_dir_fd=new.dir_fd)
+
+
+def _renameat2(dir_fd: int, source: str, destination: str) -> None:
+    """renameat2(2) with RENAME_NOREPLACE through libc; ENOSYS where it has none (glibc before 2.28)."""
+    try:
+        import ctypes
+
+        function = ctypes.CDLL(None, use_errno=True).renameat2
+    except (ImportError, OSError, AttributeError):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), destination) from None
+    if function(dir_fd, os.fsencode(source), dir_fd, os.fsencode(destination), RENAME_NOREPLACE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), destination)
+
+
+def _link_over(new: NewFile) -> None:
+    """link and unlink; EEXIST counts as done if the final name is our file (NFS repeats requests)."""
+    try:
+        os.link(new.temporary, new.name, src_dir_fd=new.dir_fd, dst_dir_fd=new.dir_fd, follow_symlinks=False)
+    except FileExistsError:
+        own, standing = standing_at(new.dir_fd, new.temporary), standing_at(new.dir_fd, new.name)
+        if own is None or standing is None or (own.st_dev, own.st_ino) != (standing.st_dev, standing.st_ino):
+            raise
+    os.unlink(new.temporary, dir_fd=new.dir_fd)
+
+
+def _is_listed(dir_fd: int, name: str) -> Optional[bool]:
+    """Whether a fresh listing of the directory shows exactly these bytes; None if it may not be listed."""
+    try:
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except PermissionError:
+        return None
+    try:
+        return name in os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+# ------------------------------------------------------------------------------------------------ the whole thing
+
+
+class Job(NamedTuple):
+    """One file to copy: where to read it (a name, its directory or None), what was seen of it, its new name."""
+
+    source: str
+    source_dir: Optional[int]
+    entry: FileEntry
+    name: str
+    replaces: bool
+
+
+def copy_file(worker: Worker, making: Making, job: Job) -> int:
+    """Copy one file that a single worker handles, completely or not at all; the bytes that it holds.
+
+    Raises OSError, FileChanged, NameCollision, Interrupted; then nothing of the new file is left.
+    """
+    try:
+        return _copy_once(worker, making, job)
+    except NamelessRefused:
+        making.facts.nameless[making.dev] = False
+        return _copy_once(worker, making, job)
+
+
+def _copy_once(worker: Worker, making: Making, job: Job) -> int:
+    src, st = open_source(job.source, job.source_dir, job.entry, making.facts)
+    try:
+        new = create(making, job.name, st.st_mode & 0o777, st.st_size, job.replaces)
+        try:
+            moved = move_all(worker, making.facts, Stream(src, new.fd, st.st_dev, making.dev), st)
+            check_unchanged(st, os.fstat(src))
+            (replace if job.replaces else commit)(making, new)
+        except BaseException:
+            new.discard()
+            raise
+    finally:
+        os.close(src)
+    return moved

@@ -1,0 +1,143 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""Directories listed on the pool: the walk's ``list_directories``, many at once where a filesystem is slow.
+
+The parent opens each operand once and passes its descriptor with every task, so that all workers work below
+the same directory whatever happens to its name; a worker keeps the chain of directories that it has open.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from mlperf_common.fileio import copyplan
+from mlperf_common.fileio.copyplan import DestinationListing, DirectoryChain, Listing, Request
+from mlperf_common.fileio.workers import Failure, InProcess, Pool, Task, Worker
+
+AnyPool = Union[Pool, InProcess]
+AnyListing = Union[Listing, DestinationListing]
+
+# Directories in one task: a round trip costs some 0.1 ms, listing a small directory about as much.
+GROUP = 16
+
+
+class Root(NamedTuple):
+    """An open operand: a number that no other gets, whether it is a destination, its descriptor."""
+
+    key: int
+    destination: bool
+    fd: int
+
+
+class Roots:
+    """The parent's open operands, the least recently used closed when there are many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: "OrderedDict[Tuple[str, bool], Root]" = OrderedDict()
+        self._opened = 0
+
+    def get(self, path: str, destination: bool) -> Root:
+        """The operand ``path``, opened if it is not. Raises OSError."""
+        name = (path, destination)
+        if name in self._open:
+            self._open.move_to_end(name)
+            return self._open[name]
+        self._opened += 1
+        root = Root(self._opened, destination, copyplan.open_root(path, destination))
+        self._open[name] = root
+        if len(self._open) > self._most:
+            os.close(self._open.popitem(last=False)[1].fd)
+        return root
+
+    def close(self) -> None:
+        """Close them all."""
+        while self._open:
+            os.close(self._open.popitem()[1].fd)
+
+
+def kept_chain(worker: Worker, key: int, destination: bool, root_fd: int) -> DirectoryChain:
+    """The worker's chain below an operand, kept between tasks as long as the operand is the same."""
+    kept: Optional[Tuple[int, DirectoryChain]] = worker.memory.get(("chain", destination))
+    if kept is not None and kept[0] == key:
+        return kept[1]
+    if kept is not None:
+        kept[1].close()
+    chain = copyplan.open_chain(os.dup(root_fd), destination)
+    worker.memory["chain", destination] = (key, chain)
+    return chain
+
+
+class ListTask(NamedTuple):
+    """Directories to list below one operand."""
+
+    key: int
+    requests: Tuple[Request, ...]
+
+
+def list_task(worker: Worker, payload: ListTask, fds: Sequence[int]) -> List[AnyListing]:
+    """In a worker: list directories; problems are in the results."""
+    results = []
+    for request in payload.requests:
+        worker.check()
+        chain = kept_chain(worker, payload.key, request.destination, fds[0])
+        results.append(copyplan.list_directory(chain, request))
+    return results
+
+
+class PoolLister:
+    """``list_directories`` for a walk, on a pool that has ``list_task`` as "list"."""
+
+    def __init__(self, pool: AnyPool) -> None:
+        self._pool = pool
+
+    def __call__(self, requests: Sequence[Request]) -> Sequence[AnyListing]:
+        """List the directories; the results are in the order of the requests."""
+        return _Listed(self._pool, requests).run()
+
+
+class _Listed:
+    """One level of a walk: requests cut into tasks of one operand each, results put in their places."""
+
+    def __init__(self, pool: AnyPool, requests: Sequence[Request]) -> None:
+        self._pool = pool
+        self._requests = requests
+        self._results: Dict[int, AnyListing] = {}
+        self._roots = Roots(2 * pool.width + 8)
+        self._next = 0
+        self._group = max(1, min(GROUP, len(requests) // (2 * pool.width)))
+
+    def run(self) -> List[AnyListing]:
+        try:
+            self._pool.run(self._next_task, self._on_result)
+        finally:
+            self._roots.close()
+        return [self._results[index] for index in range(len(self._requests))]
+
+    def _next_task(self, worker: int, ahead: bool) -> Optional[Task]:
+        while self._next < len(self._requests):
+            start, first = self._next, self._requests[self._next]
+            while self._next < min(start + self._group, len(self._requests)):
+                if self._requests[self._next][::3] != first[::3]:  # another operand, or the other side
+                    break
+                self._next += 1
+            chosen = range(start, self._next)
+            try:
+                root = self._roots.get(first.root, first.destination)
+            except OSError as exc:
+                for index in chosen:
+                    self._results[index] = copyplan.unlisted(self._requests[index], exc)
+                continue
+            payload = ListTask(root.key, tuple(self._requests[index]._replace(root="") for index in chosen))
+            return Task("list", payload, (root.fd,), chosen)
+        return None
+
+    def _on_result(self, task: Task, result: Any) -> None:
+        for position, index in enumerate(task.context):
+            if isinstance(result, Failure):
+                exc = OSError(result.errno, result.reason)
+                self._results[index] = copyplan.unlisted(self._requests[index], exc)
+            else:
+                self._results[index] = result[position]
