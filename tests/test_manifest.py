@@ -51,7 +51,7 @@ class AgainstMd5sum(support.TestCase):
         for name in names:
             self.make(name, b"")
         for name in names:
-            theirs = subprocess.run(["md5sum", "--", name], cwd=self.tmp, stdout=subprocess.PIPE, check=True).stdout
+            theirs = subprocess.check_output(["md5sum", "--", name], cwd=self.tmp)
             prefix, escaped = manifest.escape(name)
             self.assertEqual(prefix + DIGEST.encode() + b"  " + escaped + b"\n", theirs)
 

@@ -1,16 +1,17 @@
 # SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
 # SPDX-License-Identifier: Apache-2.0
-r"""The line that fastmd5 prints for a chunk: ``path TAB offset TAB size TAB md5hex``, and how it is read back.
+r"""The line that fastmd5 prints for a chunk: ``path TAB offset TAB size TAB md5hex``, and how it is read
+back.
 
-Promises: a line is one line and has three tabs, whatever bytes the path has; ``parse_line(format_line(x)) == x``
-for every path; a line that ``format_line`` could not have made is refused with a reason.
+Promises: a line is one line and has three tabs, whatever bytes the path has; ``parse_line(format_line(x)) ==
+x`` for every path; a line that ``format_line`` could not have made is refused with a reason.
 
 A path with a newline, carriage return or backslash is written as GNU md5sum does it: the line starts with a
-backslash, and the path has ``\n``, ``\r``, ``\\``. A tab is ``\t`` besides, which is ours alone, since our fields
-are separated by tabs. All other bytes stand for themselves.
+backslash, and the path has ``\n``, ``\r``, ``\\``. A tab is ``\t`` besides, which is ours alone, since our
+fields are separated by tabs. All other bytes stand for themselves.
 
-Paths are str outside (undecodable bytes as surrogates, as os.fsdecode gives them) and bytes in the line. Nothing
-here knows what a path, an offset or a digest is of.
+Paths are str outside (undecodable bytes as surrogates, as os.fsdecode gives them) and bytes in the line.
+Nothing here knows what a path, an offset or a digest is of.
 """
 
 from __future__ import annotations
