@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
 # SPDX-License-Identifier: Apache-2.0
-"""What `pip install` puts where: the package and the scripts. Nothing of it is needed to run from a checkout."""
+"""What `pip install` puts where. To run from a checkout nothing of it is needed."""
+
 import os
 import re
 
@@ -18,7 +19,7 @@ def version():
 setup(
     name="mlperf-common",
     version=version(),
-    description="Copy file trees between shared and local filesystems fast, and prove that the copy is the same",
+    description="Copy file trees between filesystems fast, and prove that the copy is the same",
     license="Apache-2.0",
     packages=find_packages(include=["mlperf_common", "mlperf_common.*"]),
     # direct_io.py lay beside the scripts in older installations: installing it here overwrites a stale copy.

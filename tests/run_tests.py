@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the test files, each in an interpreter of its own, several at a time, and count.
 
-Promised: the last line is `N passed, N failed, N skipped` alone and the exit status is 1 if anything failed; a file
-that crashes, hangs or holds no test counts as one failure; what a file leaves in its process group or under its
-TMPDIR does not outlive it. Not promised: an order; but files that say `# Takes about N s` start first, the longest
-before.
+Promised: the last line is `N passed, N failed, N skipped` alone and the exit status is 1 if anything failed;
+a file that crashes, hangs or holds no test counts as one failure; what a file leaves in its process group or
+under its TMPDIR does not outlive it. Not promised: an order; but files that say `# Takes about N s` start
+first, the longest before.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -26,7 +27,7 @@ import support
 
 TESTS = os.path.dirname(os.path.abspath(__file__))
 # The file is imported by name, so that it is counted whatever its own last lines call.
-STUB = "import sys; sys.path[:0] = sys.argv[1:3]; import support; del sys.argv[1:3]; support.main(sys.argv.pop())"
+STUB = "import sys; sys.path[:0] = sys.argv[1:3]; import support; support.main(sys.argv.pop(), sys.argv[:1])"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,11 +50,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Run the tests. REQUIRE_ALL=1 turns skips into failures.")
     parser.add_argument("files", nargs="*", metavar="FILE", type=test_file, help="test files (default: all)")
-    parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
-                        help="files at a time (default: the number of CPUs)")
+    parser.add_argument(
+        "-j",
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="files at a time (default: the number of CPUs)",
+    )
     parser.add_argument("--fast", action="store_true", help="leave out the tests that are marked slow")
-    parser.add_argument("--timeout", type=float, default=150, metavar="SECONDS",
-                        help="for one file, after which it is killed and has failed (default: %(default)s)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=150,
+        metavar="SECONDS",
+        help="for one file, after which it is killed and has failed (default: %(default)s)",
+    )
     options = parser.parse_args(argv)
     if options.jobs < 1:
         parser.error("-j takes a number from 1 on")
@@ -77,7 +89,7 @@ def expected_seconds(path: str) -> int:
 
 
 def run_all(paths: Sequence[str], options: argparse.Namespace, scratch: str) -> List[Dict[str, Any]]:
-    """Run the files, options.jobs at a time, print a line for each when it ends, return the counts of each."""
+    """Run the files, options.jobs at a time; print a line for each when it ends; return all counts."""
     waiting, running, outcomes = list(paths), [], []
     try:
         while waiting or running:
@@ -106,12 +118,26 @@ class Job:
         self.started = time.monotonic()
         self.timeout = timeout
         self.timed_out = False
-        argv = [sys.executable, "-X", "faulthandler", "-c", STUB, os.path.dirname(path), TESTS,
-                os.path.splitext(self.name)[0]]
+        argv = [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-c",
+            STUB,
+            os.path.dirname(path),
+            TESTS,
+            os.path.splitext(self.name)[0],
+        ]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.scratch, start_new_session=True,
-                env={**os.environ, "TMPDIR": self.scratch, "FILEIO_TEST_REPORT": self.report})
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.scratch,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": self.scratch, "FILEIO_TEST_REPORT": self.report},
+            )
 
     def ended(self) -> bool:
         """Whether the file is through; one that is over its time is killed."""
@@ -186,8 +212,11 @@ def below(pid: int) -> List[int]:
 def show(outcome: Dict[str, Any]) -> None:
     """One line for a file, and all that it printed if it failed."""
     left_out = f", {outcome['deselected']} left out" if outcome["deselected"] else ""
-    print(f"{outcome['name']:<24} {outcome['passed']:>4} passed, {outcome['failed']} failed, "
-          f"{outcome['skipped']} skipped{left_out}, {outcome['seconds']:.1f} s", flush=True)
+    print(
+        f"{outcome['name']:<24} {outcome['passed']:>4} passed, {outcome['failed']} failed, "
+        f"{outcome['skipped']} skipped{left_out}, {outcome['seconds']:.1f} s",
+        flush=True,
+    )
     if outcome["failed"]:
         print(outcome["output"].rstrip("\n"), flush=True)
 

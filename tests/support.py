@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the test files share: trees written as literals, the tools run as a user runs them, mounts, faults, a runner.
+"""What the tests share: trees as literals, the tools run as a user runs them, mounts, faults, a runner.
 
-Promised: whatever a test makes through here is gone when the test ends, also when it has mode 000 or is mounted; a
-tool that hangs is killed with its process group and fails the test; a skip says why. Not promised: that the helpers
-are fast on trees of more than a few thousand files.
+Promised: whatever a test makes through here is gone when the test ends, also when it has mode 000 or is
+mounted; a tool that hangs is killed with its process group and fails the test; a skip says why. Not promised:
+that the helpers are fast on trees of more than a few thousand files.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -21,7 +22,6 @@ import pwd
 import re
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -50,6 +50,7 @@ _BLOCK = 1 << 20
 @dataclasses.dataclass(frozen=True)
 class Link:
     """A symbolic link with this target, dangling or not."""
+
     target: Union[str, bytes]
 
 
@@ -66,6 +67,7 @@ class Socket:
 @dataclasses.dataclass(frozen=True)
 class Device:
     """A device node: kind is "c" or "b". Making one takes root."""
+
     kind: str
     major: int
     minor: int
@@ -73,7 +75,8 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Random:
-    """Contents of `size` bytes that look random, the same for the same seed on every Python; no two blocks alike."""
+    """Contents of `size` bytes that look random: by the seed the same everywhere, no two blocks alike."""
+
     size: int
     seed: int = 0
 
@@ -81,6 +84,7 @@ class Random:
 @dataclasses.dataclass(frozen=True)
 class Sparse:
     """Contents of `size` zeros, left as a hole, but for `data`: offset -> bytes."""
+
     size: int
     data: Mapping[int, bytes] = dataclasses.field(default_factory=dict)
 
@@ -88,6 +92,7 @@ class Sparse:
 @dataclasses.dataclass(frozen=True)
 class Digest:
     """How contents longer than SHORT are read back."""
+
     size: int
     sha256: str
 
@@ -95,6 +100,7 @@ class Digest:
 @dataclasses.dataclass(frozen=True)
 class File:
     """A regular file. mode (permission bits) and mtime_ns: None is whatever comes, or in a comparison any."""
+
     content: Any = b""
     mode: Optional[int] = None
     mtime_ns: Optional[int] = None
@@ -103,17 +109,18 @@ class File:
 @dataclasses.dataclass(frozen=True)
 class Dir:
     """A directory with mode and mtime_ns as in File; a plain dict is one without."""
+
     entries: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
     mode: Optional[int] = None
     mtime_ns: Optional[int] = None
 
 
-def make_tree(path: Union[str, bytes, "os.PathLike[str]"], tree: Any) -> str:
+def make_tree(path: Union[str, bytes, os.PathLike[str]], tree: Any) -> str:
     """Make at `path` what the literal says and return the path as str.
 
-    A literal is bytes or Random or Sparse (a regular file), a dict (a directory), Link, Fifo, Socket, Device, or File
-    and Dir for those that need a mode or an mtime. Names are str (surrogateescape) or bytes. A directory that is there
-    already is added to; any other name that is there already is an error.
+    A literal is bytes or Random or Sparse (a regular file), a dict (a directory), Link, Fifo, Socket, Device,
+    or File and Dir for those that need a mode or an mtime. Names are str (surrogateescape) or bytes. A
+    directory that is there already is added to; any other name that is there already is an error.
     """
     name = os.fsdecode(path)
     if isinstance(tree, (dict, Dir)):
@@ -170,14 +177,16 @@ def _blocks(content: Any) -> Iterator[bytes]:
     if isinstance(content, Random):
         for index, start in enumerate(range(0, content.size, _BLOCK)):
             # shake_128 gave 380 MB/s, random.getrandbits 120 MB/s.
-            yield hashlib.shake_128(b"%d:%d" % (content.seed, index)).digest(min(_BLOCK, content.size - start))
+            yield hashlib.shake_128(b"%d:%d" % (content.seed, index)).digest(
+                min(_BLOCK, content.size - start)
+            )
     elif isinstance(content, Sparse):
         for start in range(0, content.size, _BLOCK):
             block = bytearray(min(_BLOCK, content.size - start))
             for offset, data in content.data.items():
                 first, last = max(offset, start), min(offset + len(data), start + len(block))
                 if first < last:
-                    block[first - start:last - start] = data[first - offset:last - offset]
+                    block[first - start : last - start] = data[first - offset : last - offset]
             yield bytes(block)
     elif isinstance(content, (bytes, bytearray)):
         yield bytes(content)
@@ -185,17 +194,19 @@ def _blocks(content: Any) -> Iterator[bytes]:
         raise TypeError(f"not a file's contents: {content!r}")
 
 
-def read_tree(path: Union[str, bytes, "os.PathLike[str]"], modes: bool = False, times: bool = False) -> Any:
+def read_tree(path: Union[str, bytes, os.PathLike[str]], modes: bool = False, times: bool = False) -> Any:
     """What stands at `path`, in the shape that make_tree takes; links are not followed.
 
-    Contents longer than SHORT come as Digest. With modes or times files are File and directories are Dir, the one at
-    `path` included.
+    Contents longer than SHORT come as Digest. With modes or times files are File and directories are Dir, the
+    one at `path` included.
     """
     name = os.fsdecode(path)
     status = os.lstat(name)
     kept = (stat.S_IMODE(status.st_mode) if modes else None, status.st_mtime_ns if times else None)
     if stat.S_ISDIR(status.st_mode):
-        entries = {entry: read_tree(os.path.join(name, entry), modes, times) for entry in _sorted(os.listdir(name))}
+        entries = {
+            entry: read_tree(os.path.join(name, entry), modes, times) for entry in _sorted(os.listdir(name))
+        }
         return Dir(entries, *kept) if modes or times else entries
     if stat.S_ISREG(status.st_mode):
         with open(name, "rb") as stream:
@@ -226,7 +237,7 @@ def _condensed(blocks: Iterator[bytes]) -> Union[bytes, Digest]:
 
 
 def differences(expected: Any, actual: Any, name: str = ".") -> List[str]:
-    """A line for each place where two literals differ; a mode or mtime that either leaves open is not compared."""
+    """A line for each place where two literals differ; a mode or mtime left open by either is not compared."""
     expected, actual = _normal(expected), _normal(actual)
     if type(expected) is not type(actual):
         return [f"{name}: expected {expected!r}, found {actual!r}"]
@@ -259,11 +270,13 @@ def _metadata_differences(expected: Any, actual: Any, name: str) -> List[str]:
 
 
 def _normal(value: Any) -> Any:
-    """The literal with Dir for dict, File for contents, str names, long contents as Digest; one level deep."""
+    """The literal with Dir for dict, File for contents, str names, Digest for long contents; one level."""
     if isinstance(value, dict):
         value = Dir(value)
     if isinstance(value, Dir):
-        return Dir({os.fsdecode(name): entry for name, entry in value.entries.items()}, value.mode, value.mtime_ns)
+        return Dir(
+            {os.fsdecode(name): entry for name, entry in value.entries.items()}, value.mode, value.mtime_ns
+        )
     if isinstance(value, (Fifo, Socket, Device)):
         return value
     if isinstance(value, Link):
@@ -276,7 +289,7 @@ def _normal(value: Any) -> Any:
 
 
 def remove_tree(path: str) -> None:
-    """Remove `path` and all below it: unmounts what is mounted there, opens directories that deny their owner."""
+    """Remove `path` and all below it, unmounting what is mounted there, whatever the directories' modes."""
     _unmount_below(path)
     try:
         shutil.rmtree(path)
@@ -295,7 +308,9 @@ def leftovers(root: str, pattern: str = r"\..+\.[0-9A-Za-z_-]{8,}") -> List[str]
     """
     found = []
     for directory, names, files in os.walk(os.fsdecode(root)):
-        found += [os.path.join(directory, name) for name in names + files if re.fullmatch(pattern, name, re.DOTALL)]
+        found += [
+            os.path.join(directory, name) for name in names + files if re.fullmatch(pattern, name, re.DOTALL)
+        ]
     return _sorted(found)
 
 
@@ -307,7 +322,9 @@ NOBODY = "nobody"
 class Result:
     """How a program ended: args, returncode, and its output as str (surrogateescape) and as bytes."""
 
-    def __init__(self, args: Sequence[Any], returncode: int, stdout: Optional[bytes], stderr: Optional[bytes]) -> None:
+    def __init__(
+        self, args: Sequence[Any], returncode: int, stdout: Optional[bytes], stderr: Optional[bytes]
+    ) -> None:
         self.args = list(args)
         self.returncode = returncode
         self.stdout_bytes = stdout or b""
@@ -324,8 +341,10 @@ class Result:
         return self.stderr_bytes.decode("utf-8", "surrogateescape")
 
     def __repr__(self) -> str:
-        return (f"exit status {self.returncode} of {self.args}\n"
-                f"stdout: {_shown(self.stdout_bytes)}\nstderr: {_shown(self.stderr_bytes)}")
+        return (
+            f"exit status {self.returncode} of {self.args}\n"
+            f"stdout: {_shown(self.stdout_bytes)}\nstderr: {_shown(self.stderr_bytes)}"
+        )
 
 
 def _shown(output: bytes) -> str:
@@ -333,8 +352,14 @@ def _shown(output: bytes) -> str:
     return text if len(output) <= 20000 else text + f"... {len(output)} bytes"
 
 
-def command_line(name: str, *args: Any, python: Optional[str] = None, flags: Sequence[str] = (),
-                 under: Sequence[str] = (), user: Optional[str] = None) -> List[Any]:
+def command_line(
+    name: str,
+    *args: Any,
+    python: Optional[str] = None,
+    flags: Sequence[str] = (),
+    under: Sequence[str] = (),
+    user: Optional[str] = None,
+) -> List[Any]:
     """The argv that runs client/NAME: in place, or for another user from a copy that everybody may read.
 
     `flags` go to Python (-O), `under` goes before everything (strace).
@@ -344,14 +369,21 @@ def command_line(name: str, *args: Any, python: Optional[str] = None, flags: Seq
     return [*under, program, *flags, os.path.join(client, name), *args]
 
 
-def run(argv: Sequence[Any], env: Optional[Mapping[str, Optional[str]]] = None, cwd: Any = None, timeout: float = 60,
-        input: Optional[bytes] = None, user: Optional[str] = None, expect: Optional[int] = None,
-        **popen: Any) -> Result:
+def run(
+    argv: Sequence[Any],
+    env: Optional[Mapping[str, Optional[str]]] = None,
+    cwd: Any = None,
+    timeout: float = 60,
+    input: Optional[bytes] = None,
+    user: Optional[str] = None,
+    expect: Optional[int] = None,
+    **popen: Any,
+) -> Result:
     """Run argv in a session of its own until it ends.
 
     env adds to this process's environment (None takes a variable away). AssertionError if it runs longer than
-    `timeout` seconds (the process group is killed), prints a Python traceback, or ends with another status than
-    `expect`.
+    `timeout` seconds (the process group is killed), prints a Python traceback, or ends with another status
+    than `expect`.
     """
     popen.setdefault("stdout", subprocess.PIPE)
     popen.setdefault("stderr", subprocess.PIPE)
@@ -362,7 +394,9 @@ def run(argv: Sequence[Any], env: Optional[Mapping[str, Optional[str]]] = None, 
     except subprocess.TimeoutExpired:
         kill_group(process)
         out, err = process.communicate()
-        raise AssertionError(f"still running after {timeout} s: {Result(argv, process.returncode, out, err)}") from None
+        raise AssertionError(
+            f"still running after {timeout} s: {Result(argv, process.returncode, out, err)}"
+        ) from None
     except BaseException:
         kill_group(process)
         process.communicate()
@@ -375,15 +409,27 @@ def run(argv: Sequence[Any], env: Optional[Mapping[str, Optional[str]]] = None, 
     return result
 
 
-def run_tool(name: str, *args: Any, python: Optional[str] = None, flags: Sequence[str] = (),
-             under: Sequence[str] = (), user: Optional[str] = None, **options: Any) -> Result:
-    """Run client/NAME with these arguments: command_line() says how it is found, run() takes the other options."""
+def run_tool(
+    name: str,
+    *args: Any,
+    python: Optional[str] = None,
+    flags: Sequence[str] = (),
+    under: Sequence[str] = (),
+    user: Optional[str] = None,
+    **options: Any,
+) -> Result:
+    """Run client/NAME: command_line() says how it is found, run() takes the other options."""
     argv = command_line(name, *args, python=python, flags=flags, under=under, user=user)
     return run(argv, user=user, **options)
 
 
-def start(argv: Sequence[Any], env: Optional[Mapping[str, Optional[str]]] = None, cwd: Any = None,
-          user: Optional[str] = None, **popen: Any) -> "subprocess.Popen[bytes]":
+def start(
+    argv: Sequence[Any],
+    env: Optional[Mapping[str, Optional[str]]] = None,
+    cwd: Any = None,
+    user: Optional[str] = None,
+    **popen: Any,
+) -> subprocess.Popen[bytes]:
     """Start argv in a session of its own, SIGINT, SIGTERM and SIGHUP at their defaults, and do not wait."""
     if user and cwd is None:
         cwd = public_copy()
@@ -397,8 +443,9 @@ def start(argv: Sequence[Any], env: Optional[Mapping[str, Optional[str]]] = None
             os.setgid(ids.pw_gid)
             os.setuid(ids.pw_uid)
 
-    return subprocess.Popen(argv, env=_environment(env, user), cwd=cwd, start_new_session=True, preexec_fn=prepare,
-                            **popen)
+    return subprocess.Popen(
+        argv, env=_environment(env, user), cwd=cwd, start_new_session=True, preexec_fn=prepare, **popen
+    )
 
 
 def _environment(changes: Optional[Mapping[str, Optional[str]]], user: Optional[str]) -> Dict[str, str]:
@@ -409,7 +456,7 @@ def _environment(changes: Optional[Mapping[str, Optional[str]]], user: Optional[
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def kill_group(process: "subprocess.Popen[bytes]") -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to the session that start() made for the process; nothing if it has gone."""
     # Once it is reaped its number may belong to somebody else, so the group is asked only before that.
     if process.returncode is None:
@@ -424,8 +471,9 @@ def public_copy() -> str:
     owner = os.getpid()
     atexit.register(lambda: remove_tree(place) if os.getpid() == owner else None)
     for name in ("mlperf_common", "client"):
-        shutil.copytree(os.path.join(ROOT, name), os.path.join(place, name),
-                        ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            os.path.join(ROOT, name), os.path.join(place, name), ignore=shutil.ignore_patterns("__pycache__")
+        )
     subprocess.run(["chmod", "-R", "a+rX", "--", place], check=True)
     return place
 
@@ -454,6 +502,7 @@ def _public_python() -> str:
 
 
 # --- What a test needs ---
+
 
 def slow(item: Any) -> Any:
     """Mark a test method or class as slow: left out, and not counted as skipped, when FILEIO_FAST=1."""
@@ -487,7 +536,9 @@ def _why_not_nobody() -> str:
         return "there is no user nobody"
     if not os.access(tempfile.gettempdir(), os.X_OK) or not _reachable(tempfile.gettempdir()):
         return f"nobody may not read {tempfile.gettempdir()}"
-    return "" if _reachable(sys.executable) or os.path.exists(SYSTEM_PYTHON) else "no Python that nobody may run"
+    return (
+        "" if _reachable(sys.executable) or os.path.exists(SYSTEM_PYTHON) else "no Python that nobody may run"
+    )
 
 
 needs_nobody = unittest.skipIf(_why_not_nobody(), _why_not_nobody())
@@ -495,7 +546,11 @@ needs_nobody = unittest.skipIf(_why_not_nobody(), _why_not_nobody())
 
 def python_versions() -> Dict[Tuple[int, int], str]:
     """Every CPython from 3.8 on this machine, in /usr/bin or under pyenv: (major, minor) -> interpreter."""
-    names = [os.path.join("/usr/bin", name) for name in os.listdir("/usr/bin") if re.fullmatch(r"python3\.\d+", name)]
+    names = [
+        os.path.join("/usr/bin", name)
+        for name in os.listdir("/usr/bin")
+        if re.fullmatch(r"python3\.\d+", name)
+    ]
     found = {_version(name): name for name in names}
     found.update({_version(name): name for name in pyenv_pythons()})
     return {version: found[version] for version in sorted(found) if version >= (3, 8)}
@@ -527,20 +582,24 @@ def old_python(version: str) -> str:
 
 
 def _version(program: str) -> Tuple[int, int]:
-    major, minor = os.path.basename(program)[len("python"):].split(".")
+    major, minor = os.path.basename(program)[len("python") :].split(".")
     return int(major), int(minor)
 
 
 # --- Mounts ---
 
-# mkfs.xfs refuses less than 300 MB, mkfs.btrfs less than 109 MiB; the image is sparse, so that size costs nothing.
+# mkfs.xfs refuses less than 300 MB, mkfs.btrfs less than 109 MiB; in a sparse image that costs nothing.
 IMAGE_SIZE = 320 << 20
-_MKFS = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"], "btrfs": ["mkfs.btrfs", "-q", "-f"]}
+_MKFS = {
+    "ext4": ["mkfs.ext4", "-q", "-F"],
+    "xfs": ["mkfs.xfs", "-q", "-f"],
+    "btrfs": ["mkfs.btrfs", "-q", "-f"],
+}
 
 
 @functools.lru_cache(maxsize=None)
 def _enter_mount_namespace() -> None:
-    """Give this process mounts of its own: they go with it, even when it is killed; SkipTest where that is denied."""
+    """Give this process mounts of its own, which end with it, even when it is killed; or SkipTest."""
     clone_newns = 0x00020000  # sched.h; os.unshare came with Python 3.12
     if os.geteuid() != 0:
         raise unittest.SkipTest("needs root, to mount")
@@ -567,7 +626,9 @@ def mounted_at(target: str, *mount_args: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def mounted(fs: str = "ext4", size: int = IMAGE_SIZE, options: str = "", mkfs: Sequence[str] = ()) -> Iterator[str]:
+def mounted(
+    fs: str = "ext4", size: int = IMAGE_SIZE, options: str = "", mkfs: Sequence[str] = ()
+) -> Iterator[str]:
     """A new ext4, xfs, btrfs or tmpfs of `size` bytes, empty, with mode 0777, for the time of the with block.
 
     `options` go to mount -o, `mkfs` to the mkfs program. SkipTest where it cannot be had.
@@ -600,7 +661,7 @@ def _formatted(image: str, fs: str, size: int, mkfs: Sequence[str]) -> str:
 
 
 def _unmount(target: str) -> None:
-    # A process that has just been killed may hold it for a moment; after that the mount is let go by its last user.
+    # A process that has just been killed may hold it for a moment; after that its last user ends the mount.
     for _ in range(20):
         if subprocess.run(["umount", target], stderr=subprocess.DEVNULL, check=False).returncode == 0:
             return
@@ -617,24 +678,33 @@ def _unmount_below(path: str) -> None:
 
 
 def _unescaped(field: bytes) -> bytes:
-    """A field of /proc/mounts: space, tab, newline and backslash stand there as three octal digits (proc(5))."""
+    """A field of /proc/mounts, where space, tab, newline and backslash are three octal digits (proc(5))."""
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match.group(1), 8)]), field)
 
 
 # --- Faults ---
 
 # What CPython's os functions are called below the C library, where the two differ.
-_KERNEL_NAMES = {"preadv": "preadv2", "pwritev": "pwritev2", "pread": "pread64", "pwrite": "pwrite64",
-                 "open": "openat", "stat": "newfstatat", "rename": "rename or renameat2", "link": "linkat"}
+_KERNEL_NAMES = {
+    "preadv": "preadv2",
+    "pwritev": "pwritev2",
+    "pread": "pread64",
+    "pwrite": "pwrite64",
+    "open": "openat",
+    "stat": "newfstatat",
+    "rename": "rename or renameat2",
+    "link": "linkat",
+}
 
 
 def strace_inject(output: str, calls: str, fault: str, trace: str = "") -> List[str]:
     """What goes before a command so that `fault` happens to its system calls `calls` ("preadv2,read").
 
-    `fault` is as strace's -e inject= takes it after the set: "error=EIO:when=3", "retval=0", "signal=KILL:when=1+".
-    when=N counts in each process: with 8 workers all 8 meet it. The calls, and those of `trace`, are written to
-    `output`, one line each with the process in front. Injection needs the calls in the traced set, so it always is;
-    pread64 is refused because the dynamic loader dies of it, preadv because CPython never makes that call.
+    `fault` is as strace's -e inject= takes it after the set: "error=EIO:when=3", "retval=0",
+    "signal=KILL:when=1+". when=N counts in each process: with 8 workers all 8 meet it. The calls, and those
+    of `trace`, are written to `output`, one line each with the process in front. Injection needs the calls in
+    the traced set, so it always is; pread64 is refused because the dynamic loader dies of it, preadv because
+    CPython never makes that call.
     """
     for call in filter(None, (calls + "," + trace).split(",")):
         if call in _KERNEL_NAMES:
@@ -653,6 +723,7 @@ def injected(output: str) -> int:
 
 
 # --- Test cases and the runner ---
+
 
 class TestCase(unittest.TestCase):
     """A test with a directory of its own, made when first used, on the disk under TMPDIR."""
@@ -676,41 +747,54 @@ class TestCase(unittest.TestCase):
         """make_tree() in the test's directory; returns the path."""
         return make_tree(self.path(name), tree)
 
-    def start_tool(self, name: str, *args: Any, python: Optional[str] = None, flags: Sequence[str] = (),
-                   under: Sequence[str] = (), user: Optional[str] = None,
-                   **options: Any) -> "subprocess.Popen[bytes]":
-        """Start client/NAME and go on; it is killed with its group at the end of the test if it still runs."""
+    def start_tool(
+        self,
+        name: str,
+        *args: Any,
+        python: Optional[str] = None,
+        flags: Sequence[str] = (),
+        under: Sequence[str] = (),
+        user: Optional[str] = None,
+        **options: Any,
+    ) -> subprocess.Popen[bytes]:
+        """Start client/NAME and go on; if it still runs at the test's end, it is killed with its group."""
         argv = command_line(name, *args, python=python, flags=flags, under=under, user=user)
         process = start(argv, user=user, **options)
         self.addCleanup(self._end, process)
         return process
 
     @staticmethod
-    def _end(process: "subprocess.Popen[bytes]") -> None:
+    def _end(process: subprocess.Popen[bytes]) -> None:
         kill_group(process)
         process.communicate()
 
     def assert_same_tree(self, actual: Any, expected: Any, modes: bool = False, times: bool = False) -> None:
-        """Fail unless both are the same; each is a path (str) or a literal. All differences are named, up to 20."""
-        trees = [read_tree(tree, modes, times) if isinstance(tree, str) else tree for tree in (expected, actual)]
+        """Fail, naming up to 20 differences, unless both are the same; each is a path (str) or a literal."""
+        trees = [
+            read_tree(tree, modes, times) if isinstance(tree, str) else tree for tree in (expected, actual)
+        ]
         lines = differences(*trees)
         if lines:
             more = [f"and {len(lines) - 20} more"] if len(lines) > 20 else []
-            self.fail("the trees differ:\n" + "\n".join(lines[:20] + more).encode("utf-8", "backslashreplace").decode())
+            self.fail(
+                "the trees differ:\n"
+                + "\n".join(lines[:20] + more).encode("utf-8", "backslashreplace").decode()
+            )
 
     def assert_no_leftovers(self, root: str, pattern: Optional[str] = None) -> None:
         """Fail if a temporary of ours is left below root."""
         self.assertEqual(leftovers(root, pattern) if pattern else leftovers(root), [])
 
 
-def main(module: str = "__main__") -> None:
+def main(module: str = "__main__", argv: Optional[List[str]] = None) -> None:
     """Run the tests of a module by unittest's own command line, then exit 0 if all passed.
 
-    REQUIRE_ALL=1 turns skips into failures, FILEIO_FAST=1 leaves out what is marked slow, FILEIO_TEST_REPORT=FILE
-    writes the counts there as JSON. No test at all is a failure, unless all were left out.
+    REQUIRE_ALL=1 turns skips into failures, FILEIO_FAST=1 leaves out what is marked slow,
+    FILEIO_TEST_REPORT=FILE writes the counts there as JSON. No test at all is a failure, unless all were left
+    out.
     """
     report = os.environ.pop("FILEIO_TEST_REPORT", "")
-    program = unittest.main(module, testRunner=_Runner, exit=False)
+    program = unittest.main(module, argv=argv, testRunner=_Runner, exit=False)
     counts = program.result.counts()
     if report:
         with open(report, "w", encoding="utf-8") as stream:
@@ -731,8 +815,13 @@ class _Result(unittest.TextTestResult):
     def counts(self) -> Dict[str, Any]:
         """Tests passed, failed, skipped, deselected, and the reason of each skip."""
         ended = collections.Counter(self.outcomes.values())
-        return {"passed": ended["passed"], "failed": ended["failed"], "skipped": ended["skipped"],
-                "deselected": self.deselected, "reasons": self.reasons}
+        return {
+            "passed": ended["passed"],
+            "failed": ended["failed"],
+            "skipped": ended["skipped"],
+            "deselected": self.deselected,
+            "reasons": self.reasons,
+        }
 
     def startTest(self, test: Any) -> None:
         super().startTest(test)

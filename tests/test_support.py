@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
 # SPDX-License-Identifier: Apache-2.0
 """The helpers and the runner themselves: a helper that sees nothing would make every other test agree."""
+
 # Takes about 11 s
 from __future__ import annotations
 
@@ -14,7 +15,20 @@ import time
 import unittest
 
 import support
-from support import Device, Digest, Dir, Fifo, File, Link, Random, Socket, Sparse, differences, make_tree, read_tree
+from support import (
+    Device,
+    Digest,
+    Dir,
+    Fifo,
+    File,
+    Link,
+    Random,
+    Socket,
+    Sparse,
+    differences,
+    make_tree,
+    read_tree,
+)
 
 RUN_TESTS = os.path.join(support.ROOT, "tests", "run_tests.py")
 ALL_KINDS = {
@@ -39,7 +53,7 @@ class Trees(support.TestCase):
 
     def test_order_is_by_bytes(self) -> None:
         names = [b"\xee\x80\x80", b"\xf0\x90\x80\x80", b"\xff"]
-        tree = read_tree(self.make("t", {name: b"" for name in reversed(names)}))
+        tree = read_tree(self.make("t", dict.fromkeys(reversed(names), b"")))
         self.assertEqual([os.fsencode(name) for name in tree], names)
 
     def test_long_contents_come_as_a_digest(self) -> None:
@@ -54,7 +68,7 @@ class Trees(support.TestCase):
         with open(self.make("r", Random(2 << 20, seed=7)), "rb") as stream:
             data = stream.read()
         self.assertEqual(data[:4].hex(), "ef05183c")
-        blocks = [data[start:start + 512] for start in range(0, len(data), 512)]
+        blocks = [data[start : start + 512] for start in range(0, len(data), 512)]
         self.assertEqual(len(set(blocks)), len(blocks))
 
     def test_sparse_has_a_hole_and_its_data(self) -> None:
@@ -67,8 +81,13 @@ class Trees(support.TestCase):
             self.assertEqual(stream.read(8), b"\0\0\0abc\0\0")
 
     def test_modes_and_times(self) -> None:
-        path = self.make("t", {"m": File(b"1", mode=0o640, mtime_ns=10**18 + 1),
-                               "d": Dir({"x": b""}, mode=0o2750, mtime_ns=10**18)})
+        path = self.make(
+            "t",
+            {
+                "m": File(b"1", mode=0o640, mtime_ns=10**18 + 1),
+                "d": Dir({"x": b""}, mode=0o2750, mtime_ns=10**18),
+            },
+        )
         tree = read_tree(path, modes=True, times=True)
         self.assertEqual(tree.entries["m"], File(b"1", 0o640, 10**18 + 1))
         self.assertEqual((tree.entries["d"].mode, tree.entries["d"].mtime_ns), (0o2750, 10**18))
@@ -124,10 +143,22 @@ class Differences(support.TestCase):
 
 class Leftovers(support.TestCase):
     def test_temporaries_are_found_and_other_names_are_not(self) -> None:
-        path = self.make("t", {".a.bin.0123abcd": b"", ".fastcp.Zz345678": b"", "d": {".x.01234567": Link("x")},
-                               ".hidden": b"", ".short.abc": b"", "plain": b"", "a.01234567": b""})
-        self.assertEqual([os.path.basename(name) for name in support.leftovers(path)],
-                         [".a.bin.0123abcd", ".fastcp.Zz345678", ".x.01234567"])
+        path = self.make(
+            "t",
+            {
+                ".a.bin.0123abcd": b"",
+                ".fastcp.Zz345678": b"",
+                "d": {".x.01234567": Link("x")},
+                ".hidden": b"",
+                ".short.abc": b"",
+                "plain": b"",
+                "a.01234567": b"",
+            },
+        )
+        self.assertEqual(
+            [os.path.basename(name) for name in support.leftovers(path)],
+            [".a.bin.0123abcd", ".fastcp.Zz345678", ".x.01234567"],
+        )
         with self.assertRaises(AssertionError):
             self.assert_no_leftovers(path)
         self.assert_no_leftovers(path, pattern="nothing")
@@ -138,6 +169,7 @@ class Removal(support.TestCase):
         class Inner(support.TestCase):
             def runTest(self) -> None:
                 self.make("d", {"e": Dir({"x": b""}, mode=0)})
+
         inner = Inner()
         inner.run()
         self.assertTrue(inner._tmp)
@@ -146,14 +178,19 @@ class Removal(support.TestCase):
     @support.needs_nobody
     def test_directories_without_permission_go_for_an_ordinary_user_too(self) -> None:
         os.chmod(self.tmp, 0o777)
+        copy = os.path.join(support.public_copy(), "tests")
         code = f"""
-            import os, sys; sys.path.insert(0, {os.path.join(support.public_copy(), "tests")!r}); import support
-            support.make_tree("t", {{"d": support.Dir({{"e": support.Dir({{"x": b""}}, mode=0)}}, mode=0o500)}})
+            import os, sys; sys.path.insert(0, {copy!r})
+            import support
+            inner = support.Dir({{"x": b""}}, mode=0)
+            support.make_tree("t", {{"d": support.Dir({{"e": inner}}, mode=0o500)}})
             support.remove_tree("t"); print(os.path.lexists("t"))"""
-        os.mkdir(os.path.join(support.public_copy(), "tests"))
+        os.mkdir(copy)
         with open(support.__file__, "rb") as stream:
-            make_tree(os.path.join(support.public_copy(), "tests", "support.py"), stream.read())
-        result = support.run([support.SYSTEM_PYTHON, "-c", textwrap.dedent(code)], user="nobody", cwd=self.tmp, expect=0)
+            make_tree(os.path.join(copy, "support.py"), stream.read())
+        result = support.run(
+            [support.SYSTEM_PYTHON, "-c", textwrap.dedent(code)], user="nobody", cwd=self.tmp, expect=0
+        )
         self.assertEqual(result.stdout, "False\n")
 
     def test_a_tree_deeper_than_the_recursion_limit_goes(self) -> None:
@@ -206,12 +243,15 @@ class Running(support.TestCase):
         class Inner(support.TestCase):
             def runTest(self) -> None:
                 started.append(self.start_tool("x", under=["sh", "-c", "sleep 600"]))
+
         Inner().run()
         self.assertEqual(started[0].returncode, -signal.SIGKILL)
 
     def test_a_command_line(self) -> None:
-        self.assertEqual(support.command_line("fastcp", "-r", b"a", flags=["-O"], under=["env"]),
-                         ["env", sys.executable, "-O", os.path.join(support.CLIENT, "fastcp"), "-r", b"a"])
+        self.assertEqual(
+            support.command_line("fastcp", "-r", b"a", flags=["-O"], under=["env"]),
+            ["env", sys.executable, "-O", os.path.join(support.CLIENT, "fastcp"), "-r", b"a"],
+        )
 
     @support.needs_nobody
     def test_nobody_is_nobody_and_runs_a_copy(self) -> None:
@@ -240,6 +280,7 @@ class Needs(support.TestCase):
         @support.needs("sh", "no-such-program")
         class Inner(unittest.TestCase):
             def runTest(self) -> None: ...
+
         result = unittest.TestResult()
         Inner().run(result)
         self.assertEqual([reason for _, reason in result.skipped], ["needs no-such-program"])
@@ -304,12 +345,16 @@ class Faults(support.TestCase):
     @support.slow
     @support.needs("strace")
     def test_a_fault_happens_and_is_counted(self) -> None:
-        code = ("import os\nfd = os.open('/dev/zero', 0)\n"
-                "try: os.preadv(fd, [bytearray(8)], 0); print('read')\nexcept OSError as exc: print(exc.errno)")
+        code = (
+            "import os\nfd = os.open('/dev/zero', 0)\n"
+            "try: os.preadv(fd, [bytearray(8)], 0); print('read')\nexcept OSError as exc: print(exc.errno)"
+        )
         log = self.path("log")
-        for calls, fault, expected, count in (("preadv2", "error=EIO:when=1", "5\n", 1),
-                                              ("preadv2", "error=EIO:when=2", "read\n", 0),
-                                              ("preadv2", "retval=3", "read\n", 1)):
+        for calls, fault, expected, count in (
+            ("preadv2", "error=EIO:when=1", "5\n", 1),
+            ("preadv2", "error=EIO:when=2", "read\n", 0),
+            ("preadv2", "retval=3", "read\n", 1),
+        ):
             with self.subTest(fault):
                 under = support.strace_inject(log, calls, fault, trace="openat")
                 result = support.run([*under, sys.executable, "-c", code], expect=0)
@@ -333,7 +378,9 @@ class Runner(support.TestCase):
         """Write each FILE='body of a class' as test_FILE.py and run those."""
         paths = []
         for name, body in files.items():
-            source = "# {}\nimport os, subprocess, time, unittest\nimport support\nclass T(unittest.TestCase):\n{}"
+            source = (
+                "# {}\nimport os, subprocess, time, unittest\nimport support\nclass T(unittest.TestCase):\n{}"
+            )
             top, _, body = body.rpartition("====\n")
             text = source.format(top.strip(), textwrap.indent(textwrap.dedent(body), "    "))
             paths.append(make_tree(self.path(f"test_{name}.py"), text.encode()))
@@ -347,20 +394,24 @@ class Runner(support.TestCase):
     def test_counts_add_up_over_files(self) -> None:
         result = self.run_files(
             one="def test_a(self): pass\ndef test_b(self): self.skipTest('no moon')",
-            two="def test_a(self): pass\n@unittest.expectedFailure\ndef test_b(self): self.fail()")
+            two="def test_a(self): pass\n@unittest.expectedFailure\ndef test_b(self): self.fail()",
+        )
         self.assert_closes(result, "3 passed, 0 failed, 1 skipped", 0)
         self.assertIn("\nskipped 1: no moon\n", result.stdout)
 
     def test_the_output_of_a_failing_file_is_shown_and_of_a_passing_one_not(self) -> None:
-        result = self.run_files(good="def test_a(self): print('quiet words')",
-                                bad="def test_a(self): print('loud words'); self.fail('reason \\udcff')")
+        result = self.run_files(
+            good="def test_a(self): print('quiet words')",
+            bad="def test_a(self): print('loud words'); self.fail('reason \\udcff')",
+        )
         self.assert_closes(result, "1 passed, 1 failed, 0 skipped", 1)
         self.assertIn("loud words", result.stdout)
         self.assertIn("reason", result.stdout)
         self.assertNotIn("quiet words", result.stdout)
 
     def test_a_test_counts_once_whatever_its_subtests_do(self) -> None:
-        result = self.run_files(one="""
+        result = self.run_files(
+            one="""
             def test_a(self):
                 for i in range(3):
                     with self.subTest(i): self.fail()
@@ -372,32 +423,41 @@ class Runner(support.TestCase):
                 self.fail()
             @unittest.expectedFailure
             def test_d(self): pass
-            """)
+            """
+        )
         self.assert_closes(result, "0 passed, 3 failed, 1 skipped", 1)
 
     def test_a_class_that_cannot_be_set_up_fails(self) -> None:
         result = self.run_files(one="@classmethod\ndef setUpClass(cls): 1/0\ndef test_a(self): pass")
         self.assert_closes(result, "0 passed, 1 failed, 0 skipped", 1)
-        result = self.run_files(two="@classmethod\ndef setUpClass(cls): raise unittest.SkipTest('x')\n"
-                                    "def test_a(self): pass")
+        result = self.run_files(
+            two="@classmethod\ndef setUpClass(cls): raise unittest.SkipTest('x')\ndef test_a(self): pass"
+        )
         self.assert_closes(result, "0 passed, 0 failed, 1 skipped", 0)
 
     def test_files_without_tests_crashing_or_lying_fail(self) -> None:
-        for name, body in {"none": "pass", "crash": "def test_a(self): os._exit(0)",
-                           "signal": "def test_a(self): os.kill(os.getpid(), 9)",
-                           "top": "def f(self): pass\n1/0",
-                           "late": "def test_a(self):\n  import atexit; atexit.register(os._exit, 7)"}.items():
+        for name, body in {
+            "none": "pass",
+            "crash": "def test_a(self): os._exit(0)",
+            "signal": "def test_a(self): os.kill(os.getpid(), 9)",
+            "top": "def f(self): pass\n1/0",
+            "late": "def test_a(self):\n  import atexit; atexit.register(os._exit, 7)",
+        }.items():
             with self.subTest(name):
                 result = self.run_files(**{name: body})
                 self.assert_closes(result, f"{int(name == 'late')} passed, 1 failed, 0 skipped", 1)
 
     def test_a_file_that_hangs_is_killed_with_all_it_started(self) -> None:
-        result = self.run_files("--timeout", "2", hang=f"""
+        result = self.run_files(
+            "--timeout",
+            "2",
+            hang=f"""
             def test_a(self):
                 process = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True)
                 open({self.path("pid")!r}, "w").write(str(process.pid))
                 os.kill(os.getpid(), 19) if os.environ.get("STOP") else time.sleep(600)
-            """)
+            """,
+        )
         self.assert_closes(result, "0 passed, 1 failed, 0 skipped", 1)
         self.assertIn("killed after 2 s", result.stdout)
         self.assertIn("in test_a", result.stdout)
@@ -405,13 +465,15 @@ class Runner(support.TestCase):
             self.assertTrue(ended(int(stream.read())))
 
     def test_what_a_file_leaves_behind_goes(self) -> None:
-        self.run_files(one=f"""
+        self.run_files(
+            one=f"""
             def test_a(self):
                 process = subprocess.Popen(["sleep", "600"])
                 open({self.path("pid")!r}, "w").write(str(process.pid))
                 import tempfile; place = tempfile.mkdtemp(); os.chmod(place, 0)
                 open({self.path("place")!r}, "w").write(place)
-            """)
+            """
+        )
         with open(self.path("pid"), encoding="ascii") as stream:
             self.assertTrue(ended(int(stream.read())))
         with open(self.path("place"), encoding="utf-8") as stream:
@@ -421,13 +483,16 @@ class Runner(support.TestCase):
         result = self.run_files(
             one="def test_a(self): self.skipTest('no moon')\n@unittest.skip('x')\ndef test_b(self): pass",
             two="@classmethod\ndef setUpClass(cls): raise unittest.SkipTest('y')\ndef test_a(self): pass",
-            env={"REQUIRE_ALL": "1"})
+            env={"REQUIRE_ALL": "1"},
+        )
         self.assert_closes(result, "0 passed, 3 failed, 0 skipped", 1)
         self.assertIn("no moon", result.stdout)
 
     def test_fast_leaves_out_the_slow_ones_without_a_skip(self) -> None:
-        files = {"one": "def test_a(self): pass\n@support.slow\ndef test_b(self): self.fail()",
-                 "two": "fileio_slow = True\n@classmethod\ndef setUpClass(cls): 1/0\ndef test_a(self): pass"}
+        files = {
+            "one": "def test_a(self): pass\n@support.slow\ndef test_b(self): self.fail()",
+            "two": "fileio_slow = True\n@classmethod\ndef setUpClass(cls): 1/0\ndef test_a(self): pass",
+        }
         result = self.run_files("--fast", env={"REQUIRE_ALL": "1"}, **files)
         self.assert_closes(result, "1 passed, 0 failed, 0 skipped", 0)
         self.assertIn("1 left out", result.stdout)
@@ -437,16 +502,23 @@ class Runner(support.TestCase):
 
     def test_the_longest_file_starts_first(self) -> None:
         body = "def test_a(self): pass"
-        result = self.run_files("-j", "1", a=body, b="Takes about 3 s\n====\n" + body,
-                                c="Takes about 20 s\n====\n" + body)
-        self.assertEqual([line.split()[0] for line in result.stdout.splitlines()[:3]],
-                         ["test_c.py", "test_b.py", "test_a.py"])
+        result = self.run_files(
+            "-j", "1", a=body, b="Takes about 3 s\n====\n" + body, c="Takes about 20 s\n====\n" + body
+        )
+        self.assertEqual(
+            [line.split()[0] for line in result.stdout.splitlines()[:3]],
+            ["test_c.py", "test_b.py", "test_a.py"],
+        )
 
     def test_files_run_at_the_same_time(self) -> None:
         # Each waits for the other, so one at a time would never end.
-        meet = (f"def test_a(self):\n  open({self.path()!r} + {{}}, 'w')\n"
-                f"  while not os.path.exists({self.path()!r} + {{}}): time.sleep(0.01)")
-        result = self.run_files("-j", "2", "--timeout", "20", a=meet.format("'x'", "'y'"), b=meet.format("'y'", "'x'"))
+        meet = (
+            f"def test_a(self):\n  open({self.path()!r} + {{}}, 'w')\n"
+            f"  while not os.path.exists({self.path()!r} + {{}}): time.sleep(0.01)"
+        )
+        result = self.run_files(
+            "-j", "2", "--timeout", "20", a=meet.format("'x'", "'y'"), b=meet.format("'y'", "'x'")
+        )
         self.assert_closes(result, "2 passed, 0 failed, 0 skipped", 0)
 
     def test_usage_errors(self) -> None:
@@ -455,14 +527,24 @@ class Runner(support.TestCase):
                 self.assertEqual(support.run([sys.executable, RUN_TESTS, *args]).returncode, 2)
 
     def test_a_file_alone_has_the_same_status(self) -> None:
-        source = "import sys\nsys.path.insert(0, {!r})\nimport support\nclass T(support.TestCase):\n{}\nsupport.main()\n"
-        for body, status in ((" def test_a(self): pass", 0), (" def test_a(self): self.fail()", 1), (" pass", 1),
-                             (" @support.slow\n def test_a(self): self.fail()", 0)):
+        source = (
+            "import sys\nsys.path.insert(0, {!r})\nimport support\n"
+            "class T(support.TestCase):\n{}\nsupport.main()\n"
+        )
+        for body, status in (
+            (" def test_a(self): pass", 0),
+            (" def test_a(self): self.fail()", 1),
+            (" pass", 1),
+            (" @support.slow\n def test_a(self): self.fail()", 0),
+        ):
             with self.subTest(body):
                 text = source.format(os.path.dirname(RUN_TESTS), body)
                 path = make_tree(self.path(f"alone{status}{len(body)}.py"), text.encode())
-                result = support.run([sys.executable, path], stderr=subprocess.STDOUT,
-                                     env={"FILEIO_FAST": "1", "REQUIRE_ALL": None})
+                result = support.run(
+                    [sys.executable, path],
+                    stderr=subprocess.STDOUT,
+                    env={"FILEIO_FAST": "1", "REQUIRE_ALL": None},
+                )
                 self.assertEqual(result.returncode, status, result)
 
 
