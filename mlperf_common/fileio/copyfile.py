@@ -64,6 +64,7 @@ class Facts:
     """
 
     def __init__(self, token: str, number: int) -> None:
+        self.token = token
         self.suffix = "%s%03d" % (token, number)
         self.refused: Dict[Tuple[str, int], str] = {}
         self.direct: Set[str] = set()
@@ -89,13 +90,10 @@ def open_source(name: str, dir_fd: Optional[int], entry: FileEntry, facts: Facts
 
     O_NONBLOCK: a FIFO that has taken its place must not hang us. Raises OSError, FileChanged.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    if facts.wants_direct("source", entry.dev, entry.size):
-        fd, direct, reason = direct_io.open_direct(name, flags, dir_fd=dir_fd)
-        if not direct:
-            facts.refused["source", entry.dev] = reason
-    else:
-        fd = os.open(name, flags, dir_fd=dir_fd)
+    try:
+        fd = _open_existing(name, dir_fd, entry, facts)
+    except FileNotFoundError:
+        raise FileChanged("vanished since it was listed") from None
     try:
         st = os.fstat(fd)
         check_planned(st, entry)
@@ -103,6 +101,16 @@ def open_source(name: str, dir_fd: Optional[int], entry: FileEntry, facts: Facts
         os.close(fd)
         raise
     return fd, st
+
+
+def _open_existing(name: str, dir_fd: Optional[int], entry: FileEntry, facts: Facts) -> int:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if not facts.wants_direct("source", entry.dev, entry.size):
+        return os.open(name, flags, dir_fd=dir_fd)
+    fd, direct, reason = direct_io.open_direct(name, flags, dir_fd=dir_fd)
+    if not direct:
+        facts.refused["source", entry.dev] = reason
+    return fd
 
 
 def check_planned(st: os.stat_result, entry: FileEntry) -> None:
@@ -404,7 +412,7 @@ def commit(making: Making, new: NewFile) -> None:
         else:
             _link_nameless(new, new.name)
     except FileExistsError:
-        listed = _is_listed(new.dir_fd, new.name)
+        listed = is_listed(new.dir_fd, new.name)
         if listed is False:
             raise NameCollision("collides with another name in the destination's directory") from None
         if not making.force or listed is None:
@@ -566,7 +574,7 @@ def _link_over(new: NewFile) -> None:
     os.unlink(new.temporary, dir_fd=new.dir_fd)
 
 
-def _is_listed(dir_fd: int, name: str) -> Optional[bool]:
+def is_listed(dir_fd: int, name: str) -> Optional[bool]:
     """Whether a fresh listing of the directory shows exactly these bytes; None if it may not be listed."""
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)

@@ -48,7 +48,7 @@ YOUNG_NS = 2_000_000_000
 OPEN_AT_MOST = 64
 
 _MASK = (1 << 64) - 1  # times before 1970 and after 2262 do not fit 64 bits with a sign; equality is all we need
-_FIELDS = 4  # of a file: size, device, inode, mtime
+FIELDS = 4  # of a file: size, device, inode, mtime
 
 
 # ---------------------------------------------------------------------------------------------- names in words
@@ -561,11 +561,11 @@ class Directory:
 
     def count(self) -> int:
         """How many files it holds."""
-        return len(self.stats) // _FIELDS
+        return len(self.stats) // FIELDS
 
-    def size(self) -> int:
-        """The bytes of its files."""
-        return sum(self.stats[::_FIELDS])
+    def sizes(self) -> Sequence[int]:
+        """The sizes of its files in bytes."""
+        return self.stats[::FIELDS]
 
     def file_names(self) -> List[bytes]:
         """Its files' names in byte order."""
@@ -574,7 +574,7 @@ class Directory:
     def files(self) -> Iterator[FileEntry]:
         """Its files in byte order of their names."""
         for index, name in enumerate(self.file_names()):
-            yield FileEntry(os.fsdecode(name), *self.stats[index * _FIELDS : (index + 1) * _FIELDS])
+            yield FileEntry(os.fsdecode(name), *self.stats[index * FIELDS : (index + 1) * FIELDS])
 
 
 class TreeProblems:
@@ -733,6 +733,11 @@ class CopyPlan(NamedTuple):
     trees: Sequence[Tree] = ()
     loose: Sequence[LooseFile] = ()
     skipped: Sequence[Tuple[str, str]] = ()
+
+    def size(self) -> int:
+        """The bytes of all its files."""
+        trees = sum(sum(directory.sizes()) for directory in breadth_first(self.trees))
+        return trees + sum(file.entry.size for file in self.loose)
 
 
 class OnDemand(Sequence[Any]):
@@ -898,15 +903,18 @@ def _examine(sources: Sequence[str], recursive: bool) -> List[Operand]:
     return operands
 
 
-def _base(path: str, shown: str) -> Base:
-    return Base(absolute(path), shown, identity_of(os.stat(path)))
+def _base(path: str) -> Base:
+    """``path`` as the base; "" is the working directory, as the parent of a name without a slash."""
+    return Base(absolute(path) if path else os.getcwd(), path, identity_of(os.stat(path or ".")))
 
 
 def _target(destination: str, option: bool) -> Base:
     """The directory that several sources, or those of -t, go into."""
     words = "target directory %s: %s" if option else "target %s: %s"
     try:
-        base = _base(destination, destination)
+        if not destination:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        base = _base(destination)
         if not stat.S_ISDIR(os.stat(destination).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as exc:
@@ -931,12 +939,12 @@ def _single(operand: Operand, destination: str, no_target_directory: bool) -> Tu
     if st is None or not stat.S_ISDIR(st.st_mode):
         return _new_name(operand, destination)
     if not no_target_directory:
-        return _base(destination, destination), operand._replace(name=entry_name(operand.shown))
+        return _base(destination), operand._replace(name=entry_name(operand.shown))
     if not operand.is_tree():
         raise DirectoryInTheWay([OVER_DIRECTORY % quote(destination)])
     if stat.S_ISLNK(os.lstat(destination).st_mode):  # -T takes DEST as the name that it is, as cp does
         raise NonDirectoryInTheWay([OVER_FILE % (quote(destination), quote(operand.shown))])
-    return _base(destination, destination), operand
+    return _base(destination), operand
 
 
 def _unusable(operand: Operand, destination: str, exc: OSError) -> UnusableDestination:
@@ -952,7 +960,7 @@ def _new_name(operand: Operand, destination: str) -> Tuple[Base, Operand]:
     try:
         if name in ("", ".", ".."):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        base = _base(parent or ".", parent)
+        base = _base(parent)
         if destination.endswith("/") and not operand.is_tree():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as exc:
@@ -1041,7 +1049,7 @@ def _check_standing(base: Base, operand: Operand, refusals: Refusals) -> None:
     if operand.is_tree():
         if not stat.S_ISDIR(standing.st_mode):
             refusals.add(NonDirectoryInTheWay, OVER_FILE, landing, operand.shown)
-    elif stat.S_ISDIR(standing.st_mode):
+    elif stat.S_ISDIR(standing.st_mode) or os.path.isdir(path):
         refusals.add(DirectoryInTheWay, OVER_DIRECTORY, landing)
     elif not stat.S_ISREG(standing.st_mode) and not stat.S_ISLNK(standing.st_mode):
         refusals.add(NotRegularDestination, NOT_REGULAR, landing)
@@ -1231,6 +1239,8 @@ class _DestinationCheck:
             st = self._stat(directory, name, follow=kind == "l")
         except OSError:  # a dangling link, or gone by now: no source either way
             return
+        if stat.S_ISDIR(st.st_mode):
+            self._refusals.add(DirectoryInTheWay, OVER_DIRECTORY, shown)
         planned = next(f for f in directory.files() if f.name == name)
         if (st.st_dev, st.st_ino) == (planned.dev, planned.ino):
             self._refusals.add(SameFile, SAME_FILE, directory.shown(name), shown)
@@ -1260,7 +1270,7 @@ class _DestinationCheck:
         if not self._inodes:
             self._inodes = {file.entry.ino for file in self._loose}
             for directory in breadth_first(self._trees):
-                self._inodes.update(directory.stats[2::_FIELDS])
+                self._inodes.update(directory.stats[2::FIELDS])
         return self._inodes
 
     def _is_source(self, st: os.stat_result) -> bool:
@@ -1273,7 +1283,7 @@ class _DestinationCheck:
         return any(
             (f.dev, f.ino) == seen
             for d in breadth_first(self._trees)
-            if st.st_ino in d.stats[2::_FIELDS]
+            if st.st_ino in d.stats[2::FIELDS]
             for f in d.files()
         )
 

@@ -8,6 +8,7 @@ the same directory whatever happens to its name; a worker keeps the chain of dir
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import OrderedDict
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -22,6 +23,8 @@ AnyListing = Union[Listing, DestinationListing]
 # Directories in one task: a round trip costs some 0.1 ms, listing a small directory about as much.
 GROUP = 16
 
+_KEYS = itertools.count(1)
+
 
 class Root(NamedTuple):
     """An open operand: a number that no other gets, whether it is a destination, its descriptor."""
@@ -34,10 +37,9 @@ class Root(NamedTuple):
 class Roots:
     """The parent's open operands, the least recently used closed when there are many."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, pool: AnyPool) -> None:
+        self._most = 2 * pool.width + 8  # more than there are tasks under way, each of which holds one
         self._open: "OrderedDict[Tuple[str, bool], Root]" = OrderedDict()
-        self._opened = 0
 
     def get(self, path: str, destination: bool) -> Root:
         """The operand ``path``, opened if it is not. Raises OSError."""
@@ -45,8 +47,7 @@ class Roots:
         if name in self._open:
             self._open.move_to_end(name)
             return self._open[name]
-        self._opened += 1
-        root = Root(self._opened, destination, copyplan.open_root(path, destination))
+        root = Root(next(_KEYS), destination, copyplan.open_root(path, destination))
         self._open[name] = root
         if len(self._open) > self._most:
             os.close(self._open.popitem(last=False)[1].fd)
@@ -90,54 +91,60 @@ def list_task(worker: Worker, payload: ListTask, fds: Sequence[int]) -> List[Any
 class PoolLister:
     """``list_directories`` for a walk, on a pool that has ``list_task`` as "list"."""
 
-    def __init__(self, pool: AnyPool) -> None:
+    def __init__(self, pool: AnyPool, roots: Roots) -> None:
         self._pool = pool
+        self._roots = roots
 
     def __call__(self, requests: Sequence[Request]) -> Sequence[AnyListing]:
         """List the directories; the results are in the order of the requests."""
-        return _Listed(self._pool, requests).run()
+        return _Level(self._pool, self._roots, requests).run()
 
 
-class _Listed:
+class _Level:
     """One level of a walk: requests cut into tasks of one operand each, results put in their places."""
 
-    def __init__(self, pool: AnyPool, requests: Sequence[Request]) -> None:
+    def __init__(self, pool: AnyPool, roots: Roots, requests: Sequence[Request]) -> None:
         self._pool = pool
+        self._roots = roots
         self._requests = requests
         self._results: Dict[int, AnyListing] = {}
-        self._roots = Roots(2 * pool.width + 8)
         self._next = 0
         self._group = max(1, min(GROUP, len(requests) // (2 * pool.width)))
 
     def run(self) -> List[AnyListing]:
-        try:
-            self._pool.run(self._next_task, self._on_result)
-        finally:
-            self._roots.close()
+        """List them all; the results in the order of the requests."""
+        self._pool.run(self._next_task, self._on_result)
         return [self._results[index] for index in range(len(self._requests))]
 
     def _next_task(self, worker: int, ahead: bool) -> Optional[Task]:
         while self._next < len(self._requests):
-            start, first = self._next, self._requests[self._next]
-            while self._next < min(start + self._group, len(self._requests)):
-                if self._requests[self._next][::3] != first[::3]:  # another operand, or the other side
-                    break
-                self._next += 1
-            chosen = range(start, self._next)
+            chosen = self._choose()
+            first = self._requests[chosen[0]]
             try:
                 root = self._roots.get(first.root, first.destination)
             except OSError as exc:
-                for index in chosen:
-                    self._results[index] = copyplan.unlisted(self._requests[index], exc)
+                self._fail(chosen, exc)
                 continue
             payload = ListTask(root.key, tuple(self._requests[index]._replace(root="") for index in chosen))
             return Task("list", payload, (root.fd,), chosen)
         return None
 
+    def _choose(self) -> range:
+        """The next few requests below one operand."""
+        start, first = self._next, self._requests[self._next]
+        while self._next < min(start + self._group, len(self._requests)):
+            request = self._requests[self._next]
+            if (request.root, request.destination) != (first.root, first.destination):
+                break
+            self._next += 1
+        return range(start, self._next)
+
     def _on_result(self, task: Task, result: Any) -> None:
-        for position, index in enumerate(task.context):
-            if isinstance(result, Failure):
-                exc = OSError(result.errno, result.reason)
-                self._results[index] = copyplan.unlisted(self._requests[index], exc)
-            else:
-                self._results[index] = result[position]
+        if isinstance(result, Failure):
+            self._fail(task.context, OSError(result.errno, result.reason))
+        else:
+            self._results.update(zip(task.context, result))
+
+    def _fail(self, chosen: range, exc: OSError) -> None:
+        for index in chosen:
+            self._results[index] = copyplan.unlisted(self._requests[index], exc)

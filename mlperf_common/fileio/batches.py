@@ -1,0 +1,122 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which files go together, and who gets them next: placement only, nothing here touches a file.
+
+Small files are cut into batches along directories. A worker stays in its directory, so that creates do not
+fight over a directory's lock; when no directory is left untouched, it helps where most is left. Large files
+are cut into extents.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from mlperf_common.fileio.copyplan import Directory, FileEntry, LooseFile
+
+EXTENT = 64 << 20  # bytes of a large file in one task; what is larger than this is cut
+
+# A batch ends at any of these. With more files in one, workers are idle at the end; names are bounded by the size
+# of a message.
+BATCH_FILES = 128
+BATCH_BYTES = EXTENT
+BATCH_NAMES = 16 << 10
+
+
+class PlannedFile(NamedTuple):
+    """A file to copy: its name in its directory (an operand: its path), what was seen of it, whether it replaces."""
+
+    name: str
+    entry: FileEntry
+    replaces: bool
+
+
+class Queue:
+    """The files of one directory (None: the operands) that one worker can copy, in order."""
+
+    def __init__(self, directory: Optional[Directory], files: Iterator[PlannedFile], count: int) -> None:
+        self.directory = directory
+        self.left = count
+        self._files = files
+
+    def take(self) -> List[PlannedFile]:
+        """The next batch; empty when there are no more."""
+        taken: List[PlannedFile] = []
+        size = names = 0
+        while len(taken) < BATCH_FILES and size < BATCH_BYTES and names < BATCH_NAMES:
+            file = next(self._files, None)
+            if file is None:
+                self.left = 0
+                break
+            self.left -= 1
+            taken.append(file)
+            size += file.entry.size
+            names += 2 * len(file.name.encode("utf-8", "surrogateescape")) + 32
+        return taken
+
+
+def files_of(directory: Directory) -> Iterator[PlannedFile]:
+    """The files of a walked directory."""
+    existing = directory.existing or set()
+    for entry in directory.files():
+        replaces = bool(existing) and entry.name.encode("utf-8", "surrogateescape") in existing
+        yield PlannedFile(entry.name, entry, replaces)
+
+
+def files_of_operands(loose: Sequence[LooseFile]) -> Iterator[PlannedFile]:
+    """The operands that are files."""
+    for file in loose:
+        yield PlannedFile(file.source, file.entry, file.standing is not None)
+
+
+def is_large(file: PlannedFile) -> bool:
+    """Whether a file is cut into extents."""
+    return file.entry.size > EXTENT
+
+
+class Batches:
+    """The queues of a job and who is at which."""
+
+    def __init__(self, queues: Sequence[Queue]) -> None:
+        self._untouched: Deque[Queue] = deque(queues)
+        self._at: Dict[int, Queue] = {}
+        self._touched: List[Queue] = []
+
+    def next(self, worker: int, ahead: bool) -> Optional[Tuple[Queue, List[PlannedFile]]]:
+        """The next batch for ``worker``, or None.
+
+        ``ahead``: the worker is busy, so it gets nothing from a directory that others could help with now.
+        """
+        while True:
+            queue = self._choose(worker, ahead)
+            if queue is None:
+                return None
+            taken = queue.take()
+            if taken:
+                return queue, taken
+
+    def _choose(self, worker: int, ahead: bool) -> Optional[Queue]:
+        at = self._at.get(worker)
+        if at is not None and at.left and not (ahead and not self._untouched):
+            return at
+        if self._untouched:
+            queue = self._untouched.popleft()
+            self._at[worker] = queue
+            self._touched.append(queue)
+            return queue
+        self._touched = [queue for queue in self._touched if queue.left]
+        if ahead or not self._touched:
+            return None
+        self._at[worker] = max(self._touched, key=lambda queue: queue.left)
+        return self._at[worker]
+
+
+def cut(segments: Sequence[Tuple[int, int]]) -> List[Tuple[int, int]]:
+    """The data of a large file in extents: no longer than ``EXTENT``, cut at multiples of it."""
+    pieces = []
+    for start, end in segments:
+        while start < end:
+            stop = min(end, (start // EXTENT + 1) * EXTENT)
+            pieces.append((start, stop))
+            start = stop
+    return pieces

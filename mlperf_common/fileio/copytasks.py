@@ -1,0 +1,240 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker does with each kind of task of a copy; everything that it needs comes with the task.
+
+A batch is small files of one directory: both directories are opened once and the files worked relative to
+their descriptors. An extent is a part of a large file whose two descriptors the parent has opened. Errors of
+single files are part of a result; an error of a directory fails its task.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from mlperf_common.fileio import copyfile, copyplan, listing
+from mlperf_common.fileio.copyfile import Facts, FileChanged, Job, Making, NameCollision, NamelessRefused, Stream
+from mlperf_common.fileio.copyplan import FileEntry, Identity
+from mlperf_common.fileio.workers import Worker
+
+# Errors of the destination after which every other file would fail too (write(2), mkdir(2)).
+FATAL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+
+
+class Learned(NamedTuple):
+    """What a worker has learned of devices, for the parent: see ``copyfile.Facts``."""
+
+    refused: Dict[Tuple[str, int], str]
+    direct: Set[str]
+    notes: Set[str]
+
+
+class Failed(NamedTuple):
+    """A file of a batch that was not copied: its index, errno or 0, the reason."""
+
+    index: int
+    errno: int
+    reason: str
+
+
+class Batch(NamedTuple):
+    """Files of one directory. ``components`` None: operands, whose names are paths of their own."""
+
+    token: str
+    force: bool
+    source_key: int
+    components: Optional[Tuple[str, ...]]
+    links: Tuple[int, ...]
+    identity: Identity
+    base_key: int
+    landing: Tuple[str, ...]
+    files: Tuple[Tuple[str, FileEntry, bool], ...]  # where to read it, what was seen, whether it replaces
+
+
+class BatchResult(NamedTuple):
+    """How many files and bytes were copied; which were not; how many were tried before a fatal error."""
+
+    files: int
+    bytes: int
+    failures: List[Failed]
+    tried: int
+    learned: Learned
+
+
+class Extent(NamedTuple):
+    """The bytes ``start`` to ``end`` of a file of ``size``; ``first``: none of it is known to have moved."""
+
+    token: str
+    start: int
+    end: int
+    size: int
+    src_dev: int
+    dst_dev: int
+    first: bool
+
+
+class Level(NamedTuple):
+    """Directories to make in one directory: (name, mode)."""
+
+    base_key: int
+    landing: Tuple[str, ...]
+    directories: Tuple[Tuple[str, int], ...]
+
+
+class Made(NamedTuple):
+    """What became of one directory: its identity and mode, whether it was there already; or errno and reason."""
+
+    dev: int
+    ino: int
+    mode: int
+    existed: bool
+    errno: int = 0
+    reason: str = ""
+
+
+class Check(NamedTuple):
+    """Source directories to be compared with what the walk saw: (components, links, identity, digest)."""
+
+    source_key: int
+    directories: Tuple[Tuple[Tuple[str, ...], Tuple[int, ...], Identity, bytes], ...]
+
+
+def facts_of(worker: Worker, token: str) -> Facts:
+    """The worker's facts, kept between tasks."""
+    if "facts" not in worker.memory:
+        worker.memory["facts"] = Facts(token, worker.number)
+    facts: Facts = worker.memory["facts"]
+    return facts
+
+
+def learned(facts: Facts) -> Learned:
+    """The facts as they travel; a note is passed on once."""
+    notes, facts.notes = facts.notes, set()
+    return Learned(facts.refused, facts.direct, notes)
+
+
+def make_directories(worker: Worker, level: Level, fds: Sequence[int]) -> List[Made]:
+    """Make directories in one directory; what is there already is accepted only if it is that very directory."""
+    place = listing.kept_chain(worker, level.base_key, True, fds[0]).open(level.landing)
+    return [_make_directory(place, name, mode) for name, mode in level.directories]
+
+
+def _make_directory(place: int, name: str, mode: int) -> Made:
+    existed = False
+    try:
+        try:
+            os.mkdir(name, (mode & 0o777) | 0o700, dir_fd=place)
+        except FileExistsError:
+            existed = True
+        st = os.stat(name, dir_fd=place, follow_symlinks=False)
+        if existed:
+            _accept(place, name, st)
+        elif st.st_mode & 0o700 != 0o700:  # a umask that takes from the owner: as cp, until the end
+            set_directory_mode(place, name, stat.S_IMODE(st.st_mode) | 0o700)
+    except (OSError, NameCollision) as exc:
+        return Made(0, 0, 0, existed, getattr(exc, "errno", 0) or 0, reason_of(exc))
+    return Made(st.st_dev, st.st_ino, stat.S_IMODE(st.st_mode), existed)
+
+
+def _accept(place: int, name: str, st: os.stat_result) -> None:
+    """A name that was there: it must be a directory, and listed with exactly these bytes."""
+    if not stat.S_ISDIR(st.st_mode):
+        raise NameCollision("it is a %s now" % copyplan.kind_of(st.st_mode))
+    if copyfile.is_listed(place, name) is False:
+        raise NameCollision("collides with another name in the destination's directory")
+
+
+def set_directory_mode(place: int, name: str, mode: int) -> None:
+    """Set a directory's mode without following a link: through O_PATH and /proc, since it may be unreadable."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+    try:
+        os.chmod("/proc/self/fd/%d" % fd, mode)
+    finally:
+        os.close(fd)
+
+
+def reason_of(exc: BaseException) -> str:
+    """Why a file was not copied, in words."""
+    return copyplan.reason_of(exc) if isinstance(exc, OSError) else str(exc)
+
+
+def copy_batch(worker: Worker, batch: Batch, fds: Sequence[int]) -> BatchResult:
+    """Copy the files of a batch, each whole or not at all; after a fatal error the rest is not tried."""
+    facts = facts_of(worker, batch.token)
+    source = None if batch.components is None else _source_directory(worker, batch, fds[0])
+    place = listing.kept_chain(worker, batch.base_key, True, fds[-1]).open(batch.landing)
+    making = Making(place, os.fstat(place).st_dev, batch.force, facts)
+    files = moved = tried = 0
+    failures: List[Failed] = []
+    for index, (name, entry, replaces) in enumerate(batch.files):
+        worker.check()
+        tried += 1
+        try:
+            moved += copyfile.copy_file(worker, making, Job(name, source, entry, entry.name, replaces))
+            files += 1
+        except (OSError, FileChanged, NameCollision, NamelessRefused) as exc:
+            number = exc.errno or 0 if isinstance(exc, OSError) else 0
+            failures.append(Failed(index, number, reason_of(exc)))
+            if number in FATAL:
+                break
+    return BatchResult(files, moved, failures, tried, learned(facts))
+
+
+def _source_directory(worker: Worker, batch: Batch, root_fd: int) -> int:
+    """Open the directory and see that it is the one that the walk listed: a link on the way may lead elsewhere now."""
+    chain = listing.kept_chain(worker, batch.source_key, False, root_fd)
+    fd = chain.open(batch.components or (), batch.links)
+    if not copyplan.identity_of(os.fstat(fd)).is_same(batch.identity):
+        raise FileChanged("another directory has taken its place since it was listed")
+    return fd
+
+
+def copy_extent(worker: Worker, extent: Extent, fds: Sequence[int]) -> Tuple[int, Learned]:
+    """Copy one extent; the one that ends the file also sees that the source ends there."""
+    facts = facts_of(worker, extent.token)
+    stream = Stream(fds[0], fds[1], extent.src_dev, extent.dst_dev)
+    moved = copyfile.move_range(worker, facts, stream, extent.start, extent.end, extent.first)
+    if extent.end == extent.size:
+        copyfile.check_end(worker, fds[0], extent.size)
+    return moved, learned(facts)
+
+
+def check_directories(worker: Worker, check: Check, fds: Sequence[int]) -> List[str]:
+    """For each source directory "" or how it has changed since the walk listed it."""
+    return [_check_directory(worker, check.source_key, fds[0], *directory) for directory in check.directories]
+
+
+def _check_directory(
+    worker: Worker,
+    key: int,
+    root_fd: int,
+    components: Tuple[str, ...],
+    links: Tuple[int, ...],
+    identity: Identity,
+    digest: bytes,
+) -> str:
+    worker.check()
+    try:
+        fd = listing.kept_chain(worker, key, False, root_fd).open(components, links)
+        st = os.fstat(fd)
+        # A young directory's clock may not have ticked: its names are compared instead.
+        if digest:
+            same = copyplan.names_digest([os.fsencode(name) for name in os.listdir(fd)]) == digest
+        else:
+            same = st.st_mtime_ns == identity.mtime_ns
+    except OSError as exc:
+        return copyplan.reason_of(exc)
+    return "" if same else "directory changed while it was being copied"
+
+
+FUNCTIONS: Dict[str, Any] = {
+    "list": listing.list_task,
+    "mkdir": make_directories,
+    "batch": copy_batch,
+    "extent": copy_extent,
+    "check": check_directories,
+}

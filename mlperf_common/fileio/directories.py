@@ -1,0 +1,149 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""The directories of a copy: made before their files, given their last mode after them, compared at the end.
+
+No two planned directories may become one: a name that is there already is accepted only if no other planned
+directory of this run has its device and inode, and a listing shows exactly its bytes (case-folding
+filesystems).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+from mlperf_common.fileio import copyplan, copytasks
+from mlperf_common.fileio.copyplan import CopyPlan, Directory
+from mlperf_common.fileio.copytasks import FATAL, Check, Level, Made
+from mlperf_common.fileio.listing import AnyPool, Roots
+from mlperf_common.fileio.report import Events, Summary
+from mlperf_common.fileio.workers import Failure, Task
+
+GROUP = 64  # directories made, or compared, in one task
+
+COLLIDES = "collides with another name in the destination's directory"
+
+
+class Directories:
+    """The destination directories of one plan, and the source directories behind them."""
+
+    def __init__(self, plan: CopyPlan, pool: AnyPool, roots: Roots, summary: Summary, events: Events) -> None:
+        self._plan = plan
+        self._pool = pool
+        self._roots = roots
+        self._summary = summary
+        self._events = events
+        self._broken: Set[Directory] = set()
+        self._made: List[Tuple[Directory, int]] = []
+        self._owners: Dict[Tuple[int, int], Directory] = {}
+        self._tasks: Iterator[Task] = iter(())
+
+    def is_broken(self, directory: Directory) -> bool:
+        """Whether this directory, or one above it, could not be made. Ask level by level, from the top."""
+        if directory.parent is not None and directory.parent in self._broken:
+            self._broken.add(directory)
+        return directory in self._broken
+
+    def _run(self, tasks: Iterator[Task], on_result: Any) -> None:
+        self._tasks = tasks
+        self._pool.run(self._next, on_result)
+
+    def _next(self, worker: int, ahead: bool) -> Optional[Task]:
+        return None if self._summary.stopped else next(self._tasks, None)
+
+    # ---- making
+
+    def make(self) -> None:
+        """Make what is missing, shallowest first: each level is there before the next begins."""
+        level = [tree.root for tree in self._plan.trees]
+        while level:
+            for directory in level:
+                if directory.destination is not None:
+                    self._owners[directory.destination[:2]] = directory
+            missing = [d for d in level if d.existing is None and not self.is_broken(d)]
+            self._run(self._levels(missing), self._on_made)
+            level = [child for directory in level for child in directory.children]
+
+    def _levels(self, missing: Sequence[Directory]) -> Iterator[Task]:
+        base = self._roots.get(self._plan.base.path, True)
+        for group in grouped(missing, lambda directory: directory.parent):
+            wanted = tuple((d.landing()[-1], d.mode) for d in group)
+            yield Task("mkdir", Level(base.key, group[0].landing()[:-1], wanted), (base.fd,), group)
+
+    def _on_made(self, task: Task, result: Any) -> None:
+        for position, directory in enumerate(task.context):
+            if isinstance(result, Failure):
+                self._break(directory, result.reason, result.errno)
+            else:
+                self._note(directory, result[position])
+
+    def _note(self, directory: Directory, made: Made) -> None:
+        if made.reason:
+            self._break(directory, made.reason, made.errno)
+        elif made.existed and (made.dev, made.ino) in self._owners:
+            self._break(directory, COLLIDES, 0)
+        else:
+            self._owners[made.dev, made.ino] = directory
+            if not made.existed:
+                self._summary.directories += 1
+                self._made.append((directory, made.mode))
+
+    def _break(self, directory: Directory, reason: str, number: int) -> None:
+        self._broken.add(directory)
+        self._problem("cannot create directory %s: %s", directory, reason)
+        if number in FATAL:
+            self._summary.stop(reason)
+
+    def _problem(self, text: str, directory: Directory, reason: str) -> None:
+        self._summary.problems += 1
+        landing = os.path.join(self._plan.base.shown, *directory.landing())
+        self._events.problem(text % (copyplan.quote(landing), reason))
+
+    # ---- the end
+
+    def finish(self) -> None:
+        """Deepest first, what this run made loses the owner bits that the source lacks, and no more than that."""
+        chain = None
+        for directory, mode in reversed(self._made):
+            final = mode & ~(0o700 & ~stat.S_IMODE(directory.mode))
+            if final == mode and mode & 0o700 == 0o700:
+                continue  # as the kernel made it: nearly always
+            landing = directory.landing()
+            try:
+                if chain is None:
+                    chain = copyplan.open_chain(os.dup(self._roots.get(self._plan.base.path, True).fd), True)
+                copytasks.set_directory_mode(chain.open(landing[:-1]), landing[-1], final)
+            except OSError as exc:
+                self._problem("cannot set the mode of directory %s: %s", directory, copyplan.reason_of(exc))
+        if chain is not None:
+            chain.close()
+
+    def check_sources(self) -> None:
+        """Compare every source directory with what the walk saw: an entry added meanwhile was not copied."""
+        self._run(self._checks(), self._on_checked)
+
+    def _checks(self) -> Iterator[Task]:
+        for group in grouped(copyplan.breadth_first(self._plan.trees), lambda directory: directory.tree):
+            root = self._roots.get(group[0].tree.source, False)
+            looks = tuple((d.request().components, d.request().links, d.identity, d.digest) for d in group)
+            yield Task("check", Check(root.key, looks), (root.fd,), group)
+
+    def _on_checked(self, task: Task, result: Any) -> None:
+        for position, directory in enumerate(task.context):
+            reason = result.reason if isinstance(result, Failure) else result[position]
+            if reason:
+                self._summary.problems += 1
+                self._events.problem("%s: %s" % (copyplan.quote(directory.shown()), reason))
+
+
+def grouped(directories: Sequence[Directory], key: Any) -> Iterator[Tuple[Directory, ...]]:
+    """Neighbours with the same ``key``, at most ``GROUP`` at a time."""
+    group: List[Directory] = []
+    for directory in directories:
+        if group and (key(directory) is not key(group[0]) or len(group) == GROUP):
+            yield tuple(group)
+            group = []
+        group.append(directory)
+    if group:
+        yield tuple(group)

@@ -1,0 +1,282 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""The fastcp command line: arguments -> plan -> copy -> one summary line and an exit status.
+
+stdout carries only what was asked for (--dry-run's plan); all else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
+
+from mlperf_common import __version__
+from mlperf_common.fileio import command, copyplan, direct_io
+from mlperf_common.fileio.copyplan import CopyPlan, quote
+from mlperf_common.fileio.progress import Progress, counted, format_bytes, format_rate, format_seconds
+from mlperf_common.fileio.report import Events, Summary
+from mlperf_common.fileio.stopping import StopFlag
+
+if TYPE_CHECKING:
+    from mlperf_common.fileio.listing import AnyPool, Roots
+
+PROGRAM = "fastcp"
+
+USAGE = """fastcp [OPTION]... SOURCE DEST
+       fastcp [OPTION]... SOURCE... DIRECTORY
+       fastcp [OPTION]... -t DIRECTORY SOURCE..."""
+
+DESCRIPTION = "Copy files and trees as cp -rL does, many at once; exit status 0 means complete and identical."
+
+DEFAULT_BUFFER = 8 << 20  # bytes
+
+# Plain files below both of these are copied in this process: forking workers takes longer.
+FEW_FILES = 64
+FEW_BYTES = 64 << 20
+
+
+def make_parser() -> command.Parser:
+    """The options of fastcp."""
+    parser = command.Parser(PROGRAM, version=__version__, usage=USAGE, description=DESCRIPTION)
+    add = parser.add_argument
+    add("-r", "-R", "--recursive", action="store_true", help="copy directories and all that is below them")
+    add(
+        "-f",
+        "--force",
+        action="store_true",
+        help="replace destination files that exist; without it, if one does, nothing is copied",
+    )
+    add(
+        "-t",
+        "--target-directory",
+        metavar="DIRECTORY",
+        action=command.Once,
+        help="copy all SOURCEs into DIRECTORY",
+    )
+    add(
+        "-T",
+        "--no-target-directory",
+        action="store_true",
+        help="DEST is the name of the copy, not a directory to put it into",
+    )
+    add(
+        "-n",
+        "--num-workers",
+        "--num-threads",
+        metavar="N",
+        type=command.worker_count,
+        default=command.default_workers(),
+        help="worker processes, at most %d (default: the CPUs that it may use, but at least 8 and at most 16; "
+        "here %%(default)s)" % command.MAX_WORKERS,
+    )
+    add(
+        "-b",
+        "--buffer-size",
+        metavar="SIZE",
+        type=command.buffer_size,
+        default=DEFAULT_BUFFER,
+        help="bytes that a worker moves at a time, K, M or G may follow; rounded up to a multiple of 2M "
+        "(default: 8M)",
+    )
+    add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices instead of refusing them")
+    add("-N", "--dry-run", action="store_true", help="print what would be copied where; write nothing")
+    add("-v", "--verbose", action="store_true", help="name each file when it has been copied")
+    add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run fastcp on ``argv`` (default: the command line's) and return its exit status: 0, 1 or 2."""
+    return command.run(PROGRAM, _body, argv)
+
+
+def _body(argv: Sequence[str]) -> int:
+    parser = make_parser()
+    args = command.parse(parser, argv)
+    sources, destination = _operands(parser, args)
+    _settle_numbers(args)
+    stop = StopFlag()
+    stop.install()
+    command.stdout().stop_flag = stop
+    pool = _open_pool(args, sources, stop)
+    try:
+        return _run(args, sources, destination, pool)
+    except BaseException:
+        pool.abort()
+        raise
+    finally:
+        pool.close()
+
+
+def _operands(parser: command.Parser, args: Any) -> Tuple[List[str], str]:
+    """SOURCEs and DEST by cp's three forms; anything else is a usage error, in cp's words."""
+    operands: List[str] = args.operands
+    if args.quiet and args.verbose:
+        parser.error("cannot combine --quiet (-q) and --verbose (-v)")
+    if args.target_directory is not None and args.no_target_directory:
+        parser.error("cannot combine --target-directory (-t) and --no-target-directory (-T)")
+    if not operands:
+        parser.error("missing file operand")
+    if args.target_directory is not None:
+        return operands, args.target_directory
+    if len(operands) == 1:
+        parser.error("missing destination file operand after %s" % quote(operands[0]))
+    if args.no_target_directory and len(operands) > 2:
+        parser.error("extra operand %s" % quote(operands[2]))
+    return operands[:-1], operands[-1]
+
+
+def _settle_numbers(args: Any) -> None:
+    """Clamp what is too large, with a note; round the buffer up to a multiple of 2 MiB, said under -v."""
+    args.num_workers, few = command.clamp(args.num_workers, command.MAX_WORKERS, "workers")
+    args.buffer_size, less = command.clamp(args.buffer_size, command.MAX_BUFFER_SIZE, "buffer size")
+    rounded = direct_io.round_up(args.buffer_size, direct_io.BUFFER_ALIGN)
+    more = ""
+    if args.verbose and rounded != args.buffer_size:
+        more = "note: buffer size: %d is rounded up to %d" % (args.buffer_size, rounded)
+    args.buffer_size = rounded
+    for note in (few, less, more):
+        if note:
+            command.say(PROGRAM, note)
+
+
+def _open_pool(args: Any, sources: Sequence[str], stop: StopFlag) -> AnyPool:
+    """Workers are forked before the walk, so that they never inherit a large plan; few plain files need none."""
+    from mlperf_common.fileio import copytasks, workers
+
+    if args.num_workers == 1 or _are_few(sources):
+        return workers.InProcess(copytasks.FUNCTIONS, args.buffer_size, stop)
+    return workers.Pool(args.num_workers, copytasks.FUNCTIONS, args.buffer_size, stop)
+
+
+def _are_few(sources: Sequence[str]) -> bool:
+    if len(sources) > FEW_FILES:
+        return False
+    total = 0
+    for source in sources:
+        try:
+            st = os.stat(source)
+        except OSError:  # the plan will say so
+            continue
+        if stat.S_ISDIR(st.st_mode):
+            return False
+        total += st.st_size
+    return total <= FEW_BYTES
+
+
+def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> int:
+    from mlperf_common.fileio import transfer
+    from mlperf_common.fileio.listing import PoolLister, Roots
+
+    started = time.monotonic()
+    console = _Console(args)
+    roots = Roots(pool)
+    try:
+        plan = _plan(args, sources, destination, PoolLister(pool, roots))
+        console.tell_skipped(plan)
+        if args.dry_run:
+            _print_plan(plan)
+            return 0
+        summary = Summary()
+        console.follow(pool, plan, summary)
+        transfer.copy(plan, pool, roots, args.force, console, summary)
+    finally:
+        console.clear()
+        roots.close()
+    console.conclude(plan, summary, time.monotonic() - started)
+    return 0 if summary.is_complete() else 1
+
+
+def _plan(args: Any, sources: Sequence[str], destination: str, list_directories: Any) -> CopyPlan:
+    return copyplan.plan_copy_operations(
+        sources,
+        destination,
+        recursive=args.recursive,
+        into_directory=args.target_directory is not None,
+        no_target_directory=args.no_target_directory,
+        force=args.force,
+        skip_special=args.skip_special,
+        list_directories=list_directories,
+    )
+
+
+def _print_plan(plan: CopyPlan) -> None:
+    """The plan on stdout: a line for each directory that is needed and for each file, names quoted."""
+    out = command.stdout()
+    for path in plan.directories:
+        out.write(os.fsencode("directory %s\n" % quote(path)))
+    for source, destination, size in plan.files:
+        out.write(os.fsencode("file %s -> %s (%s)\n" % (quote(source), quote(destination), counted(size, "byte"))))
+
+
+class _Console(Events):
+    """Tells the user on stderr what happens: the only place of a copy that prints."""
+
+    def __init__(self, args: Any) -> None:
+        self.verbose = args.verbose
+        self._quiet = args.quiet
+        mode = "none" if args.quiet or args.dry_run else "auto"
+        self._progress = Progress(sys.stderr, mode=mode, label="copying")
+        self._moved = 0
+
+    def _say(self, line: str) -> None:
+        self._progress.clear()
+        command.say(PROGRAM, line)
+
+    def copied(self, source: str, destination: str) -> None:
+        self._say("%s -> %s" % (quote(source), quote(destination)))
+
+    def failed(self, source: str, destination: str, reason: str) -> None:
+        self._say("cannot copy %s to %s: %s" % (quote(source), quote(destination), reason))
+
+    def problem(self, line: str) -> None:
+        self._say(line)
+
+    def warning(self, line: str) -> None:
+        self._say("warning: " + line)
+
+    def tell_skipped(self, plan: CopyPlan) -> None:
+        """A warning for each special file that --skip-special leaves out."""
+        for path, kind in plan.skipped:
+            self.warning("%s is left out: it is a %s" % (quote(path), kind))
+
+    def follow(self, pool: AnyPool, plan: CopyPlan, summary: Summary) -> None:
+        """Show how far the copy is while it runs."""
+        total = plan.size()
+        files = len(plan.files)
+
+        def tick() -> None:
+            self._progress.update(self._moved, total, summary.files, files)
+
+        pool.on_moved = self._count
+        pool.on_tick = tick
+
+    def _count(self, moved: int) -> None:
+        self._moved += moved
+
+    def clear(self) -> None:
+        """Take the progress line away."""
+        self._progress.clear()
+
+    def conclude(self, plan: CopyPlan, summary: Summary, seconds: float) -> None:
+        """The last line: what was done, and first of all whether anything is missing."""
+        done = "%s, %s, %s in %s, %s, io=%s" % (
+            counted(summary.files, "file"),
+            counted(summary.directories, "directory"),
+            format_bytes(summary.bytes),
+            format_seconds(seconds),
+            format_rate(summary.bytes, seconds),
+            summary.io_mode(),
+        )
+        if summary.is_complete():
+            if not self._quiet:
+                self._say(done)
+            return
+        if summary.stopped:
+            self._say("stopped early: %s" % summary.stopped)
+        missing = summary.failed + summary.not_tried
+        other = ", %s" % counted(summary.problems, "other problem") if summary.problems else ""
+        self._say("FAILED: %d of %s not copied%s; %s" % (missing, counted(len(plan.files), "file"), other, done))

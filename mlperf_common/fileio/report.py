@@ -1,0 +1,55 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a copy has to say: events while it runs, a summary at the end. The engine speaks here and never prints."""
+
+from __future__ import annotations
+
+from typing import Dict, Set, Tuple
+
+
+class Events:
+    """What happens during a copy, for whoever tells the user; these defaults say nothing."""
+
+    verbose = False  # whether ``copied`` is wanted: it costs two paths a file
+
+    def copied(self, source: str, destination: str) -> None:
+        """A file has its final name."""
+
+    def failed(self, source: str, destination: str, reason: str) -> None:
+        """A file was not copied."""
+
+    def problem(self, line: str) -> None:
+        """Something else makes the copy incomplete."""
+
+    def warning(self, line: str) -> None:
+        """Something that the user should know although the copy is complete."""
+
+
+class Summary:
+    """What a copy did."""
+
+    def __init__(self) -> None:
+        self.files = 0
+        self.directories = 0  # made by this run
+        self.bytes = 0
+        self.failed = 0  # files
+        self.problems = 0  # of directories and workers
+        self.not_tried = 0  # files
+        self.stopped = ""  # why the job ended early, if it did
+        self.direct: Set[str] = set()  # the sides that moved bytes with O_DIRECT
+        self.refused: Dict[Tuple[str, int], str] = {}  # (side, device) to the reason why not
+
+    def stop(self, reason: str) -> None:
+        """End the job early; the first reason counts."""
+        self.stopped = self.stopped or reason
+
+    def is_complete(self) -> bool:
+        """Whether everything that was planned is there, and the source as it was planned."""
+        return not (self.failed or self.problems or self.not_tried or self.stopped)
+
+    def io_mode(self) -> str:
+        """``direct``, or why and where it was buffered."""
+        if not self.refused:
+            return "direct" if self.direct else "buffered (small files)"
+        why = "; ".join(sorted({"%s: %s" % (side, reason) for (side, _), reason in self.refused.items()}))
+        return "%s (%s)" % ("partly direct" if self.direct else "buffered", why)
