@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from mlperf_common.fileio.copyplan import Directory, FileEntry, LooseFile
+from mlperf_common.fileio.landing import LooseFile
+from mlperf_common.fileio.walk import Directory, FileEntry
 
 EXTENT = 64 << 20  # bytes of a large file in one task; what is larger than this is cut
 

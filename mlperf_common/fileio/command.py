@@ -320,7 +320,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _quote(text: str) -> str:
-    from mlperf_common.fileio.copyplan import quote  # only for a message: copyplan is large
+    from mlperf_common.fileio.words import quote
 
     return quote(text)
 
@@ -397,7 +397,7 @@ def _explain(program: str, exc: Exception) -> None:
 
 
 def _lines(exc: Exception) -> list[str]:
-    from mlperf_common.fileio.copyplan import CopyArgumentError, UnreadableEntries
+    from mlperf_common.fileio.refusals import CopyArgumentError, UnreadableEntries
 
     if isinstance(exc, (CopyArgumentError, UnreadableEntries)):
         return exc.lines

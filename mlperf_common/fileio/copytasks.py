@@ -14,9 +14,9 @@ import os
 import stat
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from mlperf_common.fileio import copyfile, copyplan, listing
+from mlperf_common.fileio import copyfile, listing, walk, words
 from mlperf_common.fileio.copyfile import Facts, FileChanged, Job, Making, NameCollision, NamelessRefused, Stream
-from mlperf_common.fileio.copyplan import FileEntry, Identity
+from mlperf_common.fileio.walk import FileEntry, Identity
 from mlperf_common.fileio.workers import Worker
 
 # Errors of the destination after which every other file would fail too (write(2), mkdir(2)).
@@ -34,9 +34,9 @@ class Learned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A file of a batch that was not copied: its index, errno or 0, the reason."""
+    """A file of a batch that was not copied: its position, errno or 0, the reason."""
 
-    index: int
+    position: int
     errno: int
     reason: str
 
@@ -143,7 +143,7 @@ def _make_directory(place: int, name: str, mode: int) -> Made:
 def _accept(place: int, name: str, st: os.stat_result) -> None:
     """A name that was there: it must be a directory, and listed with exactly these bytes."""
     if not stat.S_ISDIR(st.st_mode):
-        raise NameCollision("it is a %s now" % copyplan.kind_of(st.st_mode))
+        raise NameCollision("it is a %s now" % words.kind_of(st.st_mode))
     if copyfile.is_listed(place, name) is False:
         raise NameCollision("collides with another name in the destination's directory")
 
@@ -159,7 +159,7 @@ def set_directory_mode(place: int, name: str, mode: int) -> None:
 
 def reason_of(exc: BaseException) -> str:
     """Why a file was not copied, in words."""
-    return copyplan.reason_of(exc) if isinstance(exc, OSError) else str(exc)
+    return words.reason_of(exc) if isinstance(exc, OSError) else str(exc)
 
 
 def copy_batch(worker: Worker, batch: Batch, fds: Sequence[int]) -> BatchResult:
@@ -188,7 +188,7 @@ def _source_directory(worker: Worker, batch: Batch, root_fd: int) -> int:
     """Open the directory and see that it is the one that the walk listed: a link on the way may lead elsewhere now."""
     chain = listing.kept_chain(worker, batch.source_key, False, root_fd)
     fd = chain.open(batch.components or (), batch.links)
-    if not copyplan.identity_of(os.fstat(fd)).is_same(batch.identity):
+    if not walk.identity_of(os.fstat(fd)).is_same(batch.identity):
         raise FileChanged("another directory has taken its place since it was listed")
     return fd
 
@@ -223,11 +223,11 @@ def _check_directory(
         st = os.fstat(fd)
         # A young directory's clock may not have ticked: its names are compared instead.
         if digest:
-            same = copyplan.names_digest([os.fsencode(name) for name in os.listdir(fd)]) == digest
+            same = walk.names_digest([os.fsencode(name) for name in os.listdir(fd)]) == digest
         else:
             same = st.st_mtime_ns == identity.mtime_ns
     except OSError as exc:
-        return copyplan.reason_of(exc)
+        return words.reason_of(exc)
     return "" if same else "directory changed while it was being copied"
 
 

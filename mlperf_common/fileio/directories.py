@@ -13,11 +13,12 @@ import os
 import stat
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from mlperf_common.fileio import copyplan, copytasks
-from mlperf_common.fileio.copyplan import CopyPlan, Directory
+from mlperf_common.fileio import copytasks, walk, words
+from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.copytasks import FATAL, Check, Level, Made
 from mlperf_common.fileio.listing import AnyPool, Roots
 from mlperf_common.fileio.report import Events, Summary
+from mlperf_common.fileio.walk import Directory
 from mlperf_common.fileio.workers import Failure, Task
 
 GROUP = 64  # directories made, or compared, in one task
@@ -98,7 +99,7 @@ class Directories:
     def _problem(self, text: str, directory: Directory, reason: str) -> None:
         self._summary.problems += 1
         landing = os.path.join(self._plan.base.shown, *directory.landing())
-        self._events.problem(text % (copyplan.quote(landing), reason))
+        self._events.problem(text % (words.quote(landing), reason))
 
     # ---- the end
 
@@ -112,10 +113,10 @@ class Directories:
             landing = directory.landing()
             try:
                 if chain is None:
-                    chain = copyplan.open_chain(os.dup(self._roots.get(self._plan.base.path, True).fd), True)
+                    chain = walk.open_chain(os.dup(self._roots.get(self._plan.base.path, True).fd), True)
                 copytasks.set_directory_mode(chain.open(landing[:-1]), landing[-1], final)
             except OSError as exc:
-                self._problem("cannot set the mode of directory %s: %s", directory, copyplan.reason_of(exc))
+                self._problem("cannot set the mode of directory %s: %s", directory, words.reason_of(exc))
         if chain is not None:
             chain.close()
 
@@ -124,7 +125,7 @@ class Directories:
         self._run(self._checks(), self._on_checked)
 
     def _checks(self) -> Iterator[Task]:
-        for group in grouped(copyplan.breadth_first(self._plan.trees), lambda directory: directory.tree):
+        for group in grouped(walk.breadth_first(self._plan.trees), lambda directory: directory.tree):
             root = self._roots.get(group[0].tree.source, False)
             looks = tuple((d.request().components, d.request().links, d.identity, d.digest) for d in group)
             yield Task("check", Check(root.key, looks), (root.fd,), group)
@@ -134,7 +135,7 @@ class Directories:
             reason = result.reason if isinstance(result, Failure) else result[position]
             if reason:
                 self._summary.problems += 1
-                self._events.problem("%s: %s" % (copyplan.quote(directory.shown()), reason))
+                self._events.problem("%s: %s" % (words.quote(directory.shown()), reason))
 
 
 def grouped(directories: Sequence[Directory], key: Any) -> Iterator[Tuple[Directory, ...]]:

@@ -91,7 +91,7 @@ class _Run:
 
     def drop_operand(self, operand: str) -> None:
         """Drop a file, or all files of a tree if all of it can be listed."""
-        from mlperf_common.fileio import copyplan  # not needed for --help
+        from mlperf_common.fileio import copyplan, refusals, words  # not needed for --help
 
         try:
             mode = os.stat(operand).st_mode
@@ -100,22 +100,22 @@ class _Run:
             elif stat.S_ISREG(mode):
                 self._drop_file(operand, operand)
             elif self._skip_special:
-                self._warn_of([(operand, copyplan.kind_of(mode))])
+                self._warn_of([(operand, words.kind_of(mode))])
             else:
-                self._fail(copyplan.SPECIAL % copyplan.kind_of(mode) % copyplan.quote(operand))
+                self._fail(refusals.SPECIAL % words.kind_of(mode) % words.quote(operand))
         except OSError as exc:
-            self._fail(f"cannot access {copyplan.quote(operand)}: {copyplan.reason_of(exc)}")
-        except (copyplan.UnreadableEntries, copyplan.CopyArgumentError) as exc:
+            self._fail(f"cannot access {words.quote(operand)}: {words.reason_of(exc)}")
+        except (refusals.UnreadableEntries, refusals.CopyArgumentError) as exc:
             self._fail(*exc.lines)
 
     def _drop_tree(self, root: str) -> None:
-        from mlperf_common.fileio import copyplan
+        from mlperf_common.fileio import copyplan, walk
 
         skipped: List[Tuple[str, str]] = []
         names = copyplan.list_relative_files(root, self._skip_special, skipped=skipped)
         self._warn_of(skipped)
         # Component by component, since a path may be longer than the kernel takes (PATH_MAX).
-        chain = copyplan.open_chain(copyplan.open_root(root, False), False)
+        chain = walk.open_chain(walk.open_root(root, False), False)
         try:
             for name in names:
                 *above, last = name.split("/")
@@ -126,7 +126,7 @@ class _Run:
     def _drop_file(
         self, shown: str, name: str, directory: Callable[[], Optional[int]] = lambda: None
     ) -> None:
-        from mlperf_common.fileio.copyplan import quote, reason_of
+        from mlperf_common.fileio.words import quote, reason_of
 
         try:
             # O_NONBLOCK: what has become a FIFO since it was listed must not hang us.
@@ -141,7 +141,7 @@ class _Run:
             self._fail(f"cannot drop {quote(shown)}: {reason_of(exc)}")
 
     def _warn_of(self, skipped: Sequence[Tuple[str, str]]) -> None:
-        from mlperf_common.fileio.copyplan import quote
+        from mlperf_common.fileio.words import quote
 
         for path, kind in skipped:
             command.say(PROGRAM, f"warning: skipping {kind} {quote(path)}")
@@ -164,7 +164,7 @@ class _Run:
 
 
 def _require_regular(descriptor: int) -> None:
-    from mlperf_common.fileio.copyplan import kind_of
+    from mlperf_common.fileio.words import kind_of
 
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
 from mlperf_common import __version__
 from mlperf_common.fileio import command, copyplan, direct_io
-from mlperf_common.fileio.copyplan import CopyPlan, quote
+from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.progress import Progress, counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.stopping import StopFlag
+from mlperf_common.fileio.words import quote
 
 if TYPE_CHECKING:
-    from mlperf_common.fileio.listing import AnyPool, Roots
+    from mlperf_common.fileio.listing import AnyPool
 
 PROGRAM = "fastcp"
 

@@ -15,7 +15,7 @@ from typing import Deque, Optional, Tuple
 from mlperf_common.fileio import batches, copyfile
 from mlperf_common.fileio.batches import PlannedFile
 from mlperf_common.fileio.copyfile import Making, NewFile
-from mlperf_common.fileio.copyplan import Directory
+from mlperf_common.fileio.walk import Directory
 
 
 class LargeFile:
@@ -44,6 +44,7 @@ class LargeFile:
         self.st = st
         mode = st.st_mode & 0o777
         self._new = copyfile.create(making, self.file.entry.name, mode, st.st_size, self.file.replaces, item)
+        self._new.size = st.st_size
         os.ftruncate(self._new.fd, st.st_size)
         self.ranges.extend(batches.cut(copyfile.data_segments(self.source, st)))
 

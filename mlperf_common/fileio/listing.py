@@ -13,8 +13,8 @@ import os
 from collections import OrderedDict
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from mlperf_common.fileio import copyplan
-from mlperf_common.fileio.copyplan import DestinationListing, DirectoryChain, Listing, Request
+from mlperf_common.fileio import walk
+from mlperf_common.fileio.walk import DestinationListing, DirectoryChain, Listing, Request
 from mlperf_common.fileio.workers import Failure, InProcess, Pool, Task, Worker
 
 AnyPool = Union[Pool, InProcess]
@@ -39,7 +39,7 @@ class Roots:
 
     def __init__(self, pool: AnyPool) -> None:
         self._most = 2 * pool.width + 8  # more than there are tasks under way, each of which holds one
-        self._open: "OrderedDict[Tuple[str, bool], Root]" = OrderedDict()
+        self._open: OrderedDict[Tuple[str, bool], Root] = OrderedDict()
 
     def get(self, path: str, destination: bool) -> Root:
         """The operand ``path``, opened if it is not. Raises OSError."""
@@ -47,7 +47,7 @@ class Roots:
         if name in self._open:
             self._open.move_to_end(name)
             return self._open[name]
-        root = Root(next(_KEYS), destination, copyplan.open_root(path, destination))
+        root = Root(next(_KEYS), destination, walk.open_root(path, destination))
         self._open[name] = root
         if len(self._open) > self._most:
             os.close(self._open.popitem(last=False)[1].fd)
@@ -66,7 +66,7 @@ def kept_chain(worker: Worker, key: int, destination: bool, root_fd: int) -> Dir
         return kept[1]
     if kept is not None:
         kept[1].close()
-    chain = copyplan.open_chain(os.dup(root_fd), destination)
+    chain = walk.open_chain(os.dup(root_fd), destination)
     worker.memory["chain", destination] = (key, chain)
     return chain
 
@@ -84,7 +84,7 @@ def list_task(worker: Worker, payload: ListTask, fds: Sequence[int]) -> List[Any
     for request in payload.requests:
         worker.check()
         chain = kept_chain(worker, payload.key, request.destination, fds[0])
-        results.append(copyplan.list_directory(chain, request))
+        results.append(walk.list_directory(chain, request))
     return results
 
 
@@ -147,4 +147,4 @@ class _Level:
 
     def _fail(self, chosen: range, exc: OSError) -> None:
         for index in chosen:
-            self._results[index] = copyplan.unlisted(self._requests[index], exc)
+            self._results[index] = walk.unlisted(self._requests[index], exc)

@@ -17,15 +17,16 @@ import os
 import stat
 from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
-from mlperf_common.fileio import batches, copyfile, copyplan
+from mlperf_common.fileio import batches, copyfile, walk
 from mlperf_common.fileio.batches import Batches, PlannedFile, Queue
 from mlperf_common.fileio.copyfile import Facts, FileChanged, Making, NameCollision, NamelessRefused
-from mlperf_common.fileio.copyplan import CopyPlan, Directory, DirectoryChain, Identity
+from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.copytasks import FATAL, Batch, BatchResult, Extent, Learned, reason_of
 from mlperf_common.fileio.directories import Directories
 from mlperf_common.fileio.largefile import LargeFile
 from mlperf_common.fileio.listing import AnyPool, Roots
 from mlperf_common.fileio.report import Events, Summary
+from mlperf_common.fileio.walk import Directory, DirectoryChain, Identity
 from mlperf_common.fileio.workers import AllWorkersDied, Failure, Task
 
 PARENT = 999  # the parent's number in the names of temporaries; workers have smaller ones
@@ -85,7 +86,7 @@ class _Files:
         queues: List[Queue] = []
         if self._plan.loose:
             _split(None, list(batches.files_of_operands(self._plan.loose)), larges, queues)
-        for directory in copyplan.breadth_first(self._plan.trees):
+        for directory in walk.breadth_first(self._plan.trees):
             if directories.is_broken(directory) or not directory.count():
                 continue
             if max(directory.sizes()) <= batches.EXTENT:  # the rule; its files are made when they are due
@@ -141,14 +142,14 @@ class _Files:
     ) -> Tuple[int, Optional[int]]:
         """The directory that a file goes to, and the one that it is read from (None: an operand)."""
         base = self._roots.get(self._plan.base.path, True)
-        chains.append(copyplan.open_chain(os.dup(base.fd), True))
+        chains.append(walk.open_chain(os.dup(base.fd), True))
         if directory is None:
             return chains[0].open(()), None
         root = self._roots.get(directory.tree.source, False)
-        chains.append(copyplan.open_chain(os.dup(root.fd), False))
+        chains.append(walk.open_chain(os.dup(root.fd), False))
         request = directory.request()
         source = chains[1].open(request.components, request.links)
-        if not copyplan.identity_of(os.fstat(source)).is_same(directory.identity):
+        if not walk.identity_of(os.fstat(source)).is_same(directory.identity):
             raise FileChanged("another directory has taken its place since it was listed")
         return chains[0].open(directory.landing()), source
 
@@ -185,7 +186,8 @@ class _Files:
         if task.kind == "extent":
             self._on_extent(task.context, result)
         else:
-            self._on_batch(*task.context, result)
+            directory, files = task.context
+            self._on_batch(directory, files, result)
 
     def _on_extent(self, large: LargeFile, result: Any) -> None:
         large.under_way -= 1
@@ -221,9 +223,9 @@ class _Files:
         self._learn(outcome.learned)
         self._summary.bytes += outcome.bytes
         self._summary.files += outcome.files
-        failed = {failure.index for failure in outcome.failures}
+        failed = {failure.position for failure in outcome.failures}
         for failure in outcome.failures:
-            self._failed(directory, files[failure.index], failure.reason, failure.errno)
+            self._failed(directory, files[failure.position], failure.reason, failure.errno)
         if self._events.verbose:
             for index in range(outcome.tried):
                 if index not in failed:

@@ -1,0 +1,479 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""The strict walk: what a tree holds, seen by reading only.
+
+Strict: what cannot be listed or looked at is an error that names it, never an empty directory. It goes level by
+level without recursion, with one scandir a directory and at most one stat an entry, because on a shared
+filesystem that is the cost. Links are followed; a cycle of links is found by its ancestors.
+
+What it finds is compact: 1,000,000 files cost about 55 bytes each, names included; paths are made on demand.
+
+Not promised: that the tree stays as it was seen.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from array import array
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+from mlperf_common.fileio.words import kind_of, reason_of
+
+# A directory changed less than this (nanoseconds) before it was listed may change again within the same tick of
+# a coarse clock, its mtime staying the same (ran on ext4 with 4 ms ticks, and whole seconds on some servers).
+YOUNG_NS = 2_000_000_000
+
+# How many directories of a chain stay open. The default limit of descriptors is 1,024 and a worker has two
+# chains; trees deeper than this are rare and cost a few more opens.
+OPEN_AT_MOST = 64
+
+TIME_MASK = (1 << 64) - 1  # times before 1970 and after 2262 do not fit 64 bits with a sign; equality is all we need
+FIELDS = 4  # of a file: size, device, inode, mtime
+
+
+# ------------------------------------------------------------------------------------------ listing one directory
+
+
+class Identity(NamedTuple):
+    """What tells one directory from another: device and inode, or (overlay renumbers) device and both times."""
+
+    dev: int
+    ino: int
+    mtime_ns: int
+    ctime_ns: int
+
+    def is_same(self, other: Identity) -> bool:
+        """Whether both are one directory; an overlay without xino renumbers directories while we run (ran)."""
+        return self[:2] == other[:2] or (self.dev == other.dev and self[2:] == other[2:])
+
+
+def identity_of(st: os.stat_result) -> Identity:
+    """The identity in an fstat's result (never scandir's inode, which differs at mount points)."""
+    return Identity(st.st_dev, st.st_ino, st.st_mtime_ns, st.st_ctime_ns)
+
+
+class Request(NamedTuple):
+    """A directory to list: below the operand ``root``, along ``components``; those at ``links`` are followed.
+
+    ``destination``: names, kinds and inodes are wanted instead of what a source needs.
+    """
+
+    root: str
+    components: Tuple[str, ...]
+    links: Tuple[int, ...] = ()
+    destination: bool = False
+
+
+class Listing(NamedTuple):
+    """What a source directory holds, compactly; ``problems`` are (name, reason), the name "" being itself.
+
+    ``names`` is the files' names in byte order, joined by NUL; ``stats`` four 64-bit numbers of each file.
+    ``digest`` of all names is there when the directory is young (``YOUNG_NS``).
+    """
+
+    identity: Optional[Identity]
+    mode: int = 0
+    digest: bytes = b""
+    names: bytes = b""
+    stats: bytes = b""
+    directories: Tuple[Tuple[str, bool], ...] = ()
+    specials: Tuple[Tuple[str, str], ...] = ()
+    problems: Tuple[Tuple[str, str], ...] = ()
+
+
+class DestinationListing(NamedTuple):
+    """What a destination directory holds: for each name its kind (d, f, l, o) and inode; errno if unlistable."""
+
+    identity: Optional[Identity]
+    names: bytes = b""
+    kinds: bytes = b""
+    inodes: bytes = b""
+    errno: int = 0
+    reason: str = ""
+
+
+ListDirectories = Callable[[Sequence[Request]], Sequence[Union[Listing, DestinationListing]]]
+
+
+class DirectoryChain:
+    """Directories below an operand, opened one component at a time and kept open between neighbours.
+
+    O_NOFOLLOW guards only the last component of a path (ran), so a swapped directory further up would lead reads
+    or writes out of the tree; components opened one by one from the operand's descriptor cannot. It also lifts
+    PATH_MAX. ``root_fd`` becomes the chain's own and is closed with it.
+    """
+
+    def __init__(self, root_fd: int, flags: int) -> None:
+        self._flags = flags | os.O_DIRECTORY | os.O_CLOEXEC
+        self._names: List[str] = []
+        self._fds: List[int] = [root_fd]
+
+    def open(self, components: Sequence[str], links: Sequence[int] = ()) -> int:
+        """The descriptor of the directory along ``components``; valid until the next call.
+
+        A component whose index is in ``links`` may be a symbolic link, any other may not.
+        Raises OSError with the component's name.
+        """
+        depth = self._resume(components)
+        while depth < len(components):
+            flags = self._flags if depth in links else self._flags | os.O_NOFOLLOW
+            fd = os.open(components[depth], flags, dir_fd=self._fds[depth])
+            self._names.append(components[depth])
+            self._fds.append(fd)
+            depth += 1
+            self._forget(depth - OPEN_AT_MOST)
+        return self._fds[depth]
+
+    def _resume(self, components: Sequence[str]) -> int:
+        """Go back to the deepest open ancestor of ``components``; its depth."""
+        depth = 0
+        while depth < min(len(self._names), len(components)) and self._names[depth] == components[depth]:
+            depth += 1
+        while self._fds[depth] < 0:
+            depth -= 1
+        for level in range(depth + 1, len(self._fds)):
+            self._forget(level)
+        del self._names[depth:], self._fds[depth + 1 :]
+        return depth
+
+    def _forget(self, level: int) -> None:
+        if level > 0 and self._fds[level] >= 0:
+            os.close(self._fds[level])
+            self._fds[level] = -1
+
+    def close(self) -> None:
+        """Close every descriptor, the root's too."""
+        for fd in self._fds:
+            if fd >= 0:
+                os.close(fd)
+        self._fds = []
+
+
+def open_root(path: str, destination: bool) -> int:
+    """A descriptor of a directory operand, links followed; a destination need not be readable. Raises OSError."""
+    return os.open(path, (os.O_PATH if destination else os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def open_chain(root_fd: int, destination: bool) -> DirectoryChain:
+    """A chain from ``root_fd``: in a destination O_PATH, since that need not be readable (open(2))."""
+    return DirectoryChain(root_fd, os.O_PATH if destination else os.O_RDONLY)
+
+
+def list_directory(chain: DirectoryChain, request: Request) -> Union[Listing, DestinationListing]:
+    """List one directory; what goes wrong is in the result, never raised."""
+    if request.destination:
+        return _list_destination(chain, request)
+    try:
+        return _list_source(chain.open(request.components, request.links))
+    except OSError as exc:
+        return Listing(None, problems=(("", reason_of(exc)),))
+
+
+def _list_source(fd: int) -> Listing:
+    st = os.fstat(fd)
+    young = st.st_mtime_ns > time.time_ns() - YOUNG_NS
+    files: List[Tuple[bytes, os.stat_result]] = []
+    directories: List[Tuple[str, bool]] = []
+    specials: List[Tuple[str, str]] = []
+    problems: List[Tuple[str, str]] = []
+    everything: List[bytes] = []
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if young:
+                    everything.append(os.fsencode(entry.name))
+                _classify(entry, files, directories, specials, problems)
+    except OSError as exc:  # an error half-way through a listing is not the end of the directory
+        problems.append(("", reason_of(exc)))
+    files.sort()
+    numbers = array("Q")
+    for _, seen in files:
+        numbers.extend((seen.st_size, seen.st_dev, seen.st_ino, seen.st_mtime_ns & TIME_MASK))
+    return Listing(
+        identity_of(st),
+        st.st_mode,
+        names_digest(everything) if young else b"",
+        b"\0".join(name for name, _ in files),
+        numbers.tobytes(),
+        tuple(sorted(directories, key=lambda item: os.fsencode(item[0]))),
+        tuple(specials),
+        tuple(problems),
+    )
+
+
+def _classify(
+    entry: os.DirEntry[str],
+    files: List[Tuple[bytes, os.stat_result]],
+    directories: List[Tuple[str, bool]],
+    specials: List[Tuple[str, str]],
+    problems: List[Tuple[str, str]],
+) -> None:
+    """Sort one entry into the lists, with no stat for a directory and one for anything else."""
+    try:
+        link = entry.is_symlink()
+        if not link and entry.is_dir(follow_symlinks=False):
+            directories.append((entry.name, False))
+            return
+        st = entry.stat(follow_symlinks=link)
+    except OSError as exc:
+        dangling = exc.errno == errno.ENOENT and entry.is_symlink()
+        problems.append((entry.name, ("dangling symbolic link: " if dangling else "") + reason_of(exc)))
+        return
+    if stat.S_ISREG(st.st_mode):
+        files.append((os.fsencode(entry.name), st))
+    elif stat.S_ISDIR(st.st_mode):
+        directories.append((entry.name, link))
+    else:
+        specials.append((entry.name, kind_of(st.st_mode)))
+
+
+def names_digest(names: Iterable[bytes]) -> bytes:
+    """A digest of a directory's names in any order, to see later whether they are still the same."""
+    import hashlib  # costs 5 ms; only needed for young directories
+
+    return hashlib.sha256(b"\0".join(sorted(names))).digest()
+
+
+def _list_destination(chain: DirectoryChain, request: Request) -> DestinationListing:
+    identity = None
+    try:
+        place = chain.open(request.components)
+        identity = identity_of(os.fstat(place))
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+        try:
+            with os.scandir(fd) as entries:
+                found = sorted((os.fsencode(e.name), _letter(e), e.inode()) for e in entries)
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        return DestinationListing(identity, errno=exc.errno or errno.EIO, reason=reason_of(exc))
+    return DestinationListing(
+        identity,
+        b"\0".join(name for name, _, _ in found),
+        "".join(kind for _, kind, _ in found).encode(),
+        array("Q", (inode for _, _, inode in found)).tobytes(),
+    )
+
+
+def _letter(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return "l"
+    if entry.is_dir(follow_symlinks=False):
+        return "d"
+    return "f" if entry.is_file(follow_symlinks=False) else "o"
+
+
+class SerialLister:
+    """``list_directories`` in this process, one directory after the other: the walk's default.
+
+    It keeps its chain between calls: from level to level, each directory of a deep tree is one open.
+    """
+
+    def __init__(self) -> None:
+        self._chain: Optional[DirectoryChain] = None
+        self._root = ("", False)
+
+    def __call__(self, requests: Sequence[Request]) -> Sequence[Union[Listing, DestinationListing]]:
+        """List the directories; the results are in the order of the requests."""
+        return [self._list(request) for request in requests]
+
+    def _list(self, request: Request) -> Union[Listing, DestinationListing]:
+        root = (request.root, request.destination)
+        try:
+            if self._chain is None or self._root != root:
+                self.close()
+                self._root = root
+                self._chain = open_chain(open_root(*root), request.destination)
+            return list_directory(self._chain, request)
+        except OSError as exc:
+            return unlisted(request, exc)
+
+    def close(self) -> None:
+        """Close what is open."""
+        if self._chain is not None:
+            self._chain.close()
+            self._chain = None
+
+
+def unlisted(request: Request, exc: OSError) -> Union[Listing, DestinationListing]:
+    """The result of a request whose operand could not be opened."""
+    if request.destination:
+        return DestinationListing(None, errno=exc.errno or errno.EIO, reason=reason_of(exc))
+    return Listing(None, problems=(("", reason_of(exc)),))
+
+
+# ------------------------------------------------------------------------------------------------- the walk
+
+
+class FileEntry(NamedTuple):
+    """What the walk saw of one file: its name in its directory, size in bytes, device, inode, mtime (modulo 2^64)."""
+
+    name: str
+    size: int
+    dev: int
+    ino: int
+    mtime: int
+
+
+class Tree:
+    """A source operand that is a directory, and where its contents land: ``components`` below the plan's base."""
+
+    __slots__ = ("source", "shown", "components", "root")
+
+    def __init__(self, source: str, shown: str, components: Tuple[str, ...]) -> None:
+        self.source = source  # absolute, never normalised
+        self.shown = shown  # as the user gave it
+        self.components = components
+        self.root = Directory(self, None, "", False)
+
+
+class Directory:
+    """A directory of a walked tree: where it hangs, what identifies it, its files (compact) and children.
+
+    ``existing`` is None where DEST has no such directory; else the names in it that the plan will replace.
+    """
+
+    __slots__ = (
+        "tree",
+        "parent",
+        "name",
+        "followed",
+        "depth",
+        "identity",
+        "mode",
+        "digest",
+        "names",
+        "stats",
+        "children",
+        "destination",
+        "existing",
+    )
+
+    def __init__(self, tree: Tree, parent: Optional[Directory], name: str, followed: bool) -> None:
+        self.tree = tree
+        self.parent = parent
+        self.name = name
+        self.followed = followed
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.identity = Identity(0, 0, 0, 0)
+        self.mode = 0
+        self.digest = b""
+        self.names = b""
+        self.stats = array("Q")
+        self.children: List[Directory] = []
+        self.destination: Optional[Identity] = None
+        self.existing: Optional[Set[bytes]] = None
+
+    def fill(self, listing: Listing, identity: Identity) -> None:
+        """Take what a listing found."""
+        self.identity, self.mode, self.digest = identity, listing.mode, listing.digest
+        self.names = listing.names
+        self.stats = array("Q")
+        self.stats.frombytes(listing.stats)
+        self.children = [Directory(self.tree, self, name, followed) for name, followed in listing.directories]
+
+    def lineage(self) -> List[Directory]:
+        """From the tree's root down to this directory."""
+        line: List[Directory] = []
+        at: Optional[Directory] = self
+        while at is not None:
+            line.append(at)
+            at = at.parent
+        return line[::-1]
+
+    def components(self) -> Tuple[str, ...]:
+        """The names from the tree's root, which has none, down to this directory."""
+        return tuple(d.name for d in self.lineage()[1:])
+
+    def request(self) -> Request:
+        """The request that lists this directory."""
+        line = self.lineage()[1:]
+        links = tuple(level for level, directory in enumerate(line) if directory.followed)
+        return Request(self.tree.source, tuple(d.name for d in line), links)
+
+    def path(self) -> str:
+        """Its absolute path, for messages and for ``CopyPlan.files``; it may pass PATH_MAX."""
+        return os.path.join(self.tree.source, *self.components())
+
+    def shown(self, name: str = "") -> str:
+        """The path, or that of an entry, as the user gave the operand."""
+        parts = [*self.components(), name] if name else self.components()
+        return os.path.join(self.tree.shown, *parts)
+
+    def landing(self) -> Tuple[str, ...]:
+        """The names from the plan's base down to where this directory lands."""
+        return self.tree.components + self.components()
+
+    def count(self) -> int:
+        """How many files it holds."""
+        return len(self.stats) // FIELDS
+
+    def sizes(self) -> Sequence[int]:
+        """The sizes of its files in bytes."""
+        return self.stats[::FIELDS]
+
+    def file_names(self) -> List[bytes]:
+        """Its files' names in byte order."""
+        return self.names.split(b"\0") if self.count() else []
+
+    def files(self) -> Iterator[FileEntry]:
+        """Its files in byte order of their names."""
+        for index, name in enumerate(self.file_names()):
+            yield FileEntry(os.fsdecode(name), *self.stats[index * FIELDS : (index + 1) * FIELDS])
+
+
+class TreeProblems:
+    """What a walk could not take: unreadable entries and special files, as (path, reason or kind)."""
+
+    def __init__(self) -> None:
+        self.unreadable: List[Tuple[str, str]] = []
+        self.specials: List[Tuple[str, str]] = []
+
+
+def walk(trees: Sequence[Tree], list_directories: ListDirectories) -> TreeProblems:
+    """Fill the trees level by level; all that cannot be taken is in the result."""
+    problems = TreeProblems()
+    level = [tree.root for tree in trees]
+    while level:
+        following: List[Directory] = []
+        for directory, listing in zip(level, list_directories([d.request() for d in level])):
+            if isinstance(listing, Listing):
+                _take(directory, listing, problems, following)
+        level = following
+    problems.unreadable.sort(key=lambda item: os.fsencode(item[0]))
+    problems.specials.sort(key=lambda item: os.fsencode(item[0]))
+    return problems
+
+
+def _take(directory: Directory, listing: Listing, problems: TreeProblems, following: List[Directory]) -> None:
+    if listing.identity and directory.followed and _is_cycle(directory, listing.identity):
+        problems.unreadable.append((directory.shown(), "cyclic symbolic link: it leads to a directory above itself"))
+        return
+    problems.unreadable.extend((directory.shown(name), reason) for name, reason in listing.problems)
+    problems.specials.extend((directory.shown(name), kind) for name, kind in listing.specials)
+    if listing.identity is None:
+        return
+    directory.fill(listing, listing.identity)
+    following.extend(directory.children)
+
+
+def _is_cycle(directory: Directory, identity: Identity) -> bool:
+    at = directory.parent
+    while at is not None:
+        if at.identity[:2] == identity[:2]:
+            return True
+        at = at.parent
+    return False
+
+
+def breadth_first(trees: Iterable[Tree]) -> List[Directory]:
+    """Every directory of the trees, shallowest first."""
+    level = [tree.root for tree in trees]
+    found: List[Directory] = []
+    while level:
+        found.extend(level)
+        level = [child for directory in level for child in directory.children]
+    return found
