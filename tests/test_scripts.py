@@ -29,8 +29,8 @@ LIBRARY_NAMES = (
     "hashlib",
     "multiprocessing",
     "shutil",
-    "stat",
-    "errno",
+    "socket",
+    "struct",
     "direct_io",
 )
 STALE = {f"{name}.py": b"raise SystemExit('stale ' + __name__)\n" for name in LIBRARY_NAMES}
@@ -104,9 +104,7 @@ class WhichPackage(Case):
         path = os.pathsep.join([self.path("bin"), self.path("tree/client"), os.defpath])
         for tool in TOOLS:
             with self.subTest(tool):
-                self.assert_says(
-                    support.run(["sh", "-c", f"{tool} x"], env={"PATH": path}, cwd="/"), "tree x"
-                )
+                self.assert_says(support.run(["sh", "-c", f"{tool} x"], env={"PATH": path}, cwd="/"), "tree x")
 
     def test_through_links(self) -> None:
         self.make("tree", {**package("tree"), "client": scripts()})
@@ -128,9 +126,7 @@ class WhichPackage(Case):
         for name in ("bin/fastcp", "bin/fcp", "bin/direct", "tools/fastcp"):
             for cwd in ("/", self.path("home/bin")):
                 with self.subTest(name, cwd=cwd):
-                    self.assert_says(
-                        self.call(os.path.relpath(self.path("home", name), cwd), cwd=cwd), "tree"
-                    )
+                    self.assert_says(self.call(os.path.relpath(self.path("home", name), cwd), cwd=cwd), "tree")
 
     def test_the_tree_comes_before_an_installed_package_which_comes_without_a_tree(self) -> None:
         self.make("installed", package("installed"))
@@ -237,15 +233,11 @@ class NoPackage(Case):
         for what, source in (("syntax", b"("), ("import", b"import no_such_module\n")):
             with self.subTest(what):
                 tree = self.make(what, {"client": scripts(), "mlperf_common": {"__init__.py": source}})
-                self.assert_refuses(
-                    self.call(os.path.join(tree, "client", "fastcp")), "cannot import the package"
-                )
+                self.assert_refuses(self.call(os.path.join(tree, "client", "fastcp")), "cannot import the package")
 
     def test_the_whole_story_on_request(self) -> None:
         tree = self.make("tree", {"client": scripts(), "mlperf_common": {"__init__.py": b"1 / 0\n"}})
-        result = self.call(
-            os.path.join(tree, "client", "fastcp"), env={"FASTCP_DEBUG": "1"}, stderr=subprocess.STDOUT
-        )
+        result = self.call(os.path.join(tree, "client", "fastcp"), env={"FASTCP_DEBUG": "1"}, stderr=subprocess.STDOUT)
         self.assertIn("Traceback (most recent call last)", result.stdout)
         self.assertEqual(result.returncode, 1)
 
@@ -256,12 +248,8 @@ class OldPython(Case):
             python = support.old_python(version)
             for tool in TOOLS:
                 with self.subTest(tool, version=version):
-                    result = support.run(
-                        [python, os.path.join(support.CLIENT, tool), "-r", "a", "b"], cwd=self.tmp
-                    )
-                    self.assert_refuses(
-                        result, rf"^{tool}: needs Python 3\.8 or later, this is {re.escape(version)}\."
-                    )
+                    result = support.run([python, os.path.join(support.CLIENT, tool), "-r", "a", "b"], cwd=self.tmp)
+                    self.assert_refuses(result, rf"^{tool}: needs Python 3\.8 or later, this is {re.escape(version)}\.")
 
 
 class Interrupt(Case):
@@ -332,15 +320,11 @@ class Jobs(Case):
         os.chmod(work, 0o777)
         tree = {"a": b"x", "d": {"e": {}, "big": support.Random(3 << 20)}}
         source, copy = make_tree(os.path.join(work, "source"), tree), os.path.join(work, "copy")
-        result = support.run(
-            [*python, os.path.join(directory, "fastcp"), "-r", source, copy], expect=0, **options
-        )
+        result = support.run([*python, os.path.join(directory, "fastcp"), "-r", source, copy], expect=0, **options)
         self.assertEqual(result.stdout, "")
         self.assert_same_tree(copy, tree)
         sums = [
-            support.run(
-                [*python, os.path.join(directory, "fastmd5"), "."], expect=0, **{**options, "cwd": place}
-            )
+            support.run([*python, os.path.join(directory, "fastmd5"), "."], expect=0, **{**options, "cwd": place})
             for place in (source, copy)
         ]
         self.assertEqual(sums[0].stdout, sums[1].stdout)
@@ -423,9 +407,7 @@ class StandardDescriptors(Case):
     def test_stdout_that_is_not_used(self) -> None:
         tree = {"a": b"x" * 5000, "d": {}}
         self.make("source", tree)
-        for number, redirection in enumerate(
-            (">&-", ">/dev/full", "<&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full")
-        ):
+        for number, redirection in enumerate((">&-", ">/dev/full", "<&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full")):
             with self.subTest(redirection):
                 result = self.redirected(redirection, "fastcp", "-r", "source", f"copy{number}")
                 self.assertEqual(result.returncode, 0, result)
@@ -458,35 +440,39 @@ class Installed(Jobs):
     def setUpClass(cls) -> None:
         cls.place = support.make_temporary()
         cls.addClassCleanup(support.remove_tree, cls.place)
-        source = os.path.join(cls.place, "source")
-        for name in ("client", "mlperf_common"):
-            shutil.copytree(
-                os.path.join(support.ROOT, name),
-                os.path.join(source, name),
-                ignore=shutil.ignore_patterns("__pycache__"),
-            )
-        for name in ("setup.py", "README.md"):
-            if os.path.exists(os.path.join(support.ROOT, name)):
-                shutil.copy(os.path.join(support.ROOT, name), source)
-        subprocess.run([sys.executable, "-m", "venv", cls.venv()], check=True)
+        source = cls.copy_source()
+        cls.prepare("no venv can be made here", r"ensurepip is not available", sys.executable, "-m", "venv", "venv")
         # What an older version left in the directory of scripts.
-        make_tree(os.path.join(cls.venv("bin"), "direct_io.py"), STALE["direct_io.py"])
-        done = subprocess.run(
-            [cls.venv("bin", "pip"), "install", "--no-deps", "./source"],
-            cwd=cls.place,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
+        stale = support.File(STALE["direct_io.py"], mtime_ns=1_500_000_000 * 10**9)
+        make_tree(cls.venv("bin", "direct_io.py"), stale)
+        cls.prepare(
+            "pip cannot fetch setuptools here",
+            r"No matching distribution found for setuptools|ConnectionError|Temporary failure in name resolution",
+            *(cls.venv("bin", "pip"), "install", "--no-deps", "./source"),
         )
-        if done.returncode != 0:
-            output = done.stdout.decode("utf-8", "backslashreplace")
-            if re.search(
-                r"No matching distribution found for setuptools|connection|Temporary failure", output
-            ):
-                raise unittest.SkipTest("pip cannot fetch setuptools here")
-            raise AssertionError(output)
         support.remove_tree(source)
+
+    @classmethod
+    def copy_source(cls) -> str:
+        """What setup.py needs, in a directory where it may leave its build."""
+        source = os.path.join(cls.place, "source")
+        ignored = shutil.ignore_patterns("__pycache__")
+        for name in ("client", "mlperf_common"):
+            shutil.copytree(os.path.join(support.ROOT, name), os.path.join(source, name), ignore=ignored)
+        shutil.copy(os.path.join(support.ROOT, "setup.py"), source)
+        return source
+
+    @classmethod
+    def prepare(cls, reason: str, excuse: str, *argv: str) -> None:
+        """Run a command; SkipTest with the reason if its output matches the excuse, else it must succeed."""
+        done = subprocess.run(
+            argv, cwd=cls.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        output = done.stdout.decode("utf-8", "backslashreplace")
+        if done.returncode != 0 and re.search(excuse, output):
+            raise unittest.SkipTest(reason)
+        if done.returncode != 0:
+            raise AssertionError(output)
 
     @classmethod
     def venv(cls, *names: str) -> str:
@@ -512,21 +498,15 @@ class Installed(Jobs):
         code = "import mlperf_common; print(mlperf_common.__path__[0])"
         place = support.run([self.venv("bin", "python"), "-c", code], cwd="/", expect=0).stdout.strip()
         self.assertTrue(place.startswith(self.venv("lib")), place)
-        sources = {
-            path for path in files_below(os.path.join(support.ROOT, "mlperf_common")) if path.endswith(".py")
-        }
+        sources = {path for path in files_below(os.path.join(support.ROOT, "mlperf_common")) if path.endswith(".py")}
         self.assertEqual({path for path in files_below(place) if not path.endswith(".pyc")}, sources)
-        self.assertEqual(
-            [name for name in os.listdir(os.path.dirname(place)) if name in ("client", "tests")], []
-        )
+        self.assertEqual([name for name in os.listdir(os.path.dirname(place)) if name in ("client", "tests")], [])
 
 
 def files_below(root: str) -> Set[str]:
     """The relative paths of all files in a tree."""
     return {
-        os.path.relpath(os.path.join(directory, name), root)
-        for directory, _, names in os.walk(root)
-        for name in names
+        os.path.relpath(os.path.join(directory, name), root) for directory, _, names in os.walk(root) for name in names
     }
 
 

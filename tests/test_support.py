@@ -371,6 +371,7 @@ class Faults(support.TestCase):
         self.assertEqual((result.returncode, result.stdout), (-signal.SIGKILL, ""))
 
 
+@support.slow
 class Runner(support.TestCase):
     """tests/run_tests.py on test files made here."""
 
