@@ -117,7 +117,8 @@ class Failing(support.TestCase):
     @support.needs_nobody
     def test_what_may_not_be_read(self) -> None:
         self.make("t", {"f": support.File(b"x", mode=0), "d": support.Dir({}, mode=0)})
-        result = support.run_tool("dropcache", self.path("t"), self.path("t/f"), user=support.NOBODY, expect=1)
+        paths = self.path("t"), self.path("t/f")
+        result = support.run_tool("dropcache", *paths, user=support.NOBODY, expect=1)
         self.assertIn("t/d': Permission denied", result.stderr)
         self.assertIn("cannot drop", result.stderr)
 
