@@ -21,6 +21,8 @@ import os
 import signal
 import sys
 
+from mlperf_common.fileio.words import quote
+
 TYPE_CHECKING = False  # a name that type checkers know; importing typing would cost 2 ms
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, NoReturn, Sequence
@@ -118,7 +120,7 @@ def _long_option(parser: Parser, before: list[str], word: str, words: Iterator[s
     name, equals, value = word.partition("=")
     action = parser._option_string_actions.get(name)  # the only table of them, of that name in 3.8 to 3.14
     if action is None:
-        _refuse(parser, before, f"unrecognized option {_quote(word)}")
+        _refuse(parser, before, f"unrecognized option {quote(word)}")
     if action.nargs == 0 and equals:
         _refuse(parser, before, f"option '{name}' doesn't allow an argument")
     if action.nargs is None:
@@ -131,7 +133,7 @@ def _short_options(parser: Parser, before: list[str], word: str, words: Iterator
     for position, letter in enumerate(word[1:], start=2):
         action = parser._option_string_actions.get("-" + letter)
         if action is None:
-            _refuse(parser, before + found, f"invalid option -- {_quote(letter)}")
+            _refuse(parser, before + found, f"invalid option -- {quote(letter)}")
         if action.nargs == 0:
             found.append("-" + letter)
             continue
@@ -171,10 +173,10 @@ def buffer_size(text: str) -> int:
 def _positive(text: str, digits: str) -> int:
     # int() alone would take " 1", "+1", "1_0" and Arabic digits. From 3.11 it refuses more than 4300 digits.
     if not (digits.isascii() and digits.isdigit()):
-        raise argparse.ArgumentTypeError(f"not a positive whole number: {_quote(text)}")
+        raise argparse.ArgumentTypeError(f"not a positive whole number: {quote(text)}")
     digits = digits.lstrip("0")
     if not digits:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {_quote(text)}")
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {quote(text)}")
     return int(digits) if len(digits) < 19 else sys.maxsize
 
 
@@ -319,7 +321,7 @@ def _write_stderr(text: str) -> None:
         pass  # stderr is full or gone: there is no place left to report to, and the exit status still tells
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
     from mlperf_common.fileio.words import quote
 
     return quote(text)
@@ -404,7 +406,7 @@ def _lines(exc: Exception) -> list[str]:
     if isinstance(exc, OutputError):
         return [] if exc.errno == errno.EPIPE else [f"cannot write to standard output: {exc.strerror}"]
     if isinstance(exc, OSError) and exc.strerror:
-        return [": ".join([_quote(os.fsdecode(name)) for name in _names(exc)] + [exc.strerror])]
+        return [": ".join([quote(os.fsdecode(name)) for name in _names(exc)] + [exc.strerror])]
     return [f"internal error: {type(exc).__name__}: {exc} (FASTCP_DEBUG=1 shows where)"]
 
 

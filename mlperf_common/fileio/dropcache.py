@@ -19,11 +19,14 @@ import time
 
 from mlperf_common import __version__
 from mlperf_common.fileio import command
+from mlperf_common.fileio.words import kind_of, quote, reason_of
 
 TYPE_CHECKING = False  # a name that type checkers know; importing typing would cost 2 ms
 if TYPE_CHECKING:
     import argparse
-    from typing import Callable, List, Optional, Sequence, Tuple
+    from typing import List, Optional, Sequence, Tuple
+
+    from mlperf_common.fileio.walk import DirectoryChain
 
 PROGRAM = "dropcache"
 
@@ -91,7 +94,7 @@ class _Run:
 
     def drop_operand(self, operand: str) -> None:
         """Drop a file, or all files of a tree if all of it can be listed."""
-        from mlperf_common.fileio import copyplan, refusals, words  # not needed for --help
+        from mlperf_common.fileio import refusals
 
         try:
             mode = os.stat(operand).st_mode
@@ -100,11 +103,11 @@ class _Run:
             elif stat.S_ISREG(mode):
                 self._drop_file(operand, operand)
             elif self._skip_special:
-                self._warn_of([(operand, words.kind_of(mode))])
+                self._warn_of([(operand, kind_of(mode))])
             else:
-                self._fail(refusals.SPECIAL % words.kind_of(mode) % words.quote(operand))
+                self._fail(refusals.SPECIAL % kind_of(mode) % quote(operand))
         except OSError as exc:
-            self._fail(f"cannot access {words.quote(operand)}: {words.reason_of(exc)}")
+            self._fail(f"cannot access {quote(operand)}: {reason_of(exc)}")
         except (refusals.UnreadableEntries, refusals.CopyArgumentError) as exc:
             self._fail(*exc.lines)
 
@@ -119,18 +122,17 @@ class _Run:
         try:
             for name in names:
                 *above, last = name.split("/")
-                self._drop_file(os.path.join(root, name), last, lambda: chain.open(above, range(len(above))))
+                self._drop_file(os.path.join(root, name), last, chain, above)
         finally:
             chain.close()
 
     def _drop_file(
-        self, shown: str, name: str, directory: Callable[[], Optional[int]] = lambda: None
+        self, shown: str, name: str, chain: Optional[DirectoryChain] = None, above: Sequence[str] = ()
     ) -> None:
-        from mlperf_common.fileio.words import quote, reason_of
-
         try:
+            directory = chain.open(above, range(len(above))) if chain else None
             # O_NONBLOCK: what has become a FIFO since it was listed must not hang us.
-            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory())
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
             try:
                 _require_regular(fd)
                 self.bytes += drop(fd)
@@ -141,8 +143,6 @@ class _Run:
             self._fail(f"cannot drop {quote(shown)}: {reason_of(exc)}")
 
     def _warn_of(self, skipped: Sequence[Tuple[str, str]]) -> None:
-        from mlperf_common.fileio.words import quote
-
         for path, kind in skipped:
             command.say(PROGRAM, f"warning: skipping {kind} {quote(path)}")
 
@@ -164,8 +164,6 @@ class _Run:
 
 
 def _require_regular(descriptor: int) -> None:
-    from mlperf_common.fileio.words import kind_of
-
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, f"it is a {kind_of(mode)}, not a regular file")

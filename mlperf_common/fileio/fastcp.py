@@ -8,6 +8,7 @@ stdout carries only what was asked for (--dry-run's plan); all else goes to stde
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import sys
 import time
@@ -18,7 +19,7 @@ from mlperf_common.fileio import command, copyplan, direct_io
 from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.progress import Progress, counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.report import Events, Summary
-from mlperf_common.fileio.stopping import StopFlag
+from mlperf_common.fileio.stopping import Interrupted, StopFlag
 from mlperf_common.fileio.words import quote
 
 if TYPE_CHECKING:
@@ -150,7 +151,10 @@ def _open_pool(args: Any, sources: Sequence[str], stop: StopFlag) -> AnyPool:
 
     if args.num_workers == 1 or _are_few(sources):
         return workers.InProcess(copytasks.FUNCTIONS, args.buffer_size, stop)
-    return workers.Pool(args.num_workers, copytasks.FUNCTIONS, args.buffer_size, stop)
+    pool = workers.Pool(args.num_workers, copytasks.FUNCTIONS, args.buffer_size, stop)
+    if pool.width < args.num_workers:
+        command.say(PROGRAM, "note: workers: the limit of open files (ulimit -n) allows %d" % pool.width)
+    return pool
 
 
 def _are_few(sources: Sequence[str]) -> bool:
@@ -184,6 +188,9 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
         summary = Summary()
         console.follow(pool, plan, summary)
         transfer.copy(plan, pool, roots, args.force, console, summary)
+    except Interrupted as exc:
+        console.tell_interrupted(exc)
+        raise
     finally:
         console.clear()
         roots.close()
@@ -239,6 +246,10 @@ class _Console(Events):
     def warning(self, line: str) -> None:
         self._say("warning: " + line)
 
+    def trace(self, text: str) -> None:
+        if text and os.environ.get("FASTCP_DEBUG") == "1":
+            self._say(text)
+
     def tell_skipped(self, plan: CopyPlan) -> None:
         """A warning for each special file that --skip-special leaves out."""
         for path, kind in plan.skipped:
@@ -257,6 +268,10 @@ class _Console(Events):
 
     def _count(self, moved: int) -> None:
         self._moved += moved
+
+    def tell_interrupted(self, exc: Interrupted) -> None:
+        """The last line of a run that a signal has ended."""
+        self._say("stopped by %s; what is there so far is whole" % signal.Signals(exc.signum).name)
 
     def clear(self) -> None:
         """Take the progress line away."""

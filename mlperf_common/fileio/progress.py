@@ -27,11 +27,12 @@ def format_bytes(count: float) -> str:
     """A number of bytes in words: "0 B", "1023 B", "1.5 GiB"."""
     if count < 1024:
         return f"{int(count)} B"
-    for unit in _UNITS:
+    count /= 1024
+    unit = 0
+    while count >= 1023.95 and unit < len(_UNITS) - 1:  # 1023.95 would be shown as 1024.0
         count /= 1024
-        if count < 1023.95:  # more would be shown as 1024.0
-            break
-    return f"{count:.1f} {unit}"
+        unit += 1
+    return f"{count:.1f} {_UNITS[unit]}"
 
 
 def format_rate(count: float, seconds: float) -> str:

@@ -24,6 +24,9 @@ class Events:
     def warning(self, line: str) -> None:
         """Something that the user should know although the copy is complete."""
 
+    def trace(self, text: str) -> None:
+        """Where in the code an unexpected failure happened, for debugging."""
+
 
 class Summary:
     """What a copy did."""

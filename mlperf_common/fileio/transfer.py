@@ -13,6 +13,7 @@ Nothing is printed here: what happens goes to ``Events``, in no promised order.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
@@ -45,6 +46,7 @@ def copy(
     directories = Directories(plan, pool, roots, summary, events)
     files = _Files(plan, roots, force, summary, events)
     try:
+        _check_base(plan, roots)
         directories.make()
         files.sort_out(directories)
         pool.run(files.next_task, files.on_result)
@@ -59,6 +61,13 @@ def copy(
         directories.finish()
     summary.not_tried = max(0, len(plan.files) - summary.files - summary.failed)
     return summary
+
+
+def _check_base(plan: CopyPlan, roots: Roots) -> None:
+    """Everything lands below one descriptor: it must be the directory that the plan looked at."""
+    now = walk.identity_of(os.fstat(roots.get(plan.base.path, True).fd))
+    if not now.is_same(plan.base.identity):
+        raise OSError(errno.ESTALE, "another directory has taken its place since it was looked at", plan.base.path)
 
 
 class _Files:
@@ -192,6 +201,7 @@ class _Files:
     def _on_extent(self, large: LargeFile, result: Any) -> None:
         large.under_way -= 1
         if isinstance(result, Failure):
+            self._events.trace(result.trace)
             self._fail_large(large, _words(result), result.errno)
         else:
             large.moved = True
@@ -216,6 +226,7 @@ class _Files:
 
     def _on_batch(self, directory: Optional[Directory], files: Sequence[PlannedFile], result: Any) -> None:
         if isinstance(result, Failure):
+            self._events.trace(result.trace)
             self._remove_temporaries(directory, files, result)
             self._fail_batch(directory, files, _words(result), result.errno)
             return

@@ -24,7 +24,7 @@ import traceback
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from mlperf_common.fileio import direct_io
+from mlperf_common.fileio import direct_io, walk
 from mlperf_common.fileio.stopping import Interrupted, StopFlag
 
 # A message up to this size (bytes) fits the socket's buffer beside another one, so that the parent's send never
@@ -227,6 +227,7 @@ class Pool:
     def __init__(self, count: int, functions: Functions, buffer_size: int, stop: StopFlag):
         import multiprocessing
 
+        count = _affordable(count)
         self.width = count
         self.on_moved: Callable[[int], None] = _nothing
         self.on_tick: Callable[[], None] = _nothing
@@ -345,6 +346,20 @@ class Pool:
                 member.process.kill()
                 member.process.join(1.0)
         self._members = []
+
+
+def _affordable(count: int) -> int:
+    """As many workers as the limit of open files allows, raised as far as it may be (getrlimit(2))."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 5 * count + 2 * walk.OPEN_AT_MOST + 64  # per worker: pipe, channel, sentinel, two operands
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return count
+    if hard == resource.RLIM_INFINITY or hard > soft:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(count, (soft - 2 * walk.OPEN_AT_MOST - 64) // 5))
 
 
 def _cause_of_death(exitcode: int) -> str:
