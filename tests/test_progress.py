@@ -12,7 +12,7 @@ import struct
 import termios
 import unittest
 
-import support  # noqa: F401
+import support
 
 from mlperf_common.fileio import progress
 from mlperf_common.fileio.progress import Progress, counted, format_bytes, format_rate, format_seconds
@@ -206,7 +206,9 @@ class Modes(unittest.TestCase):
     def test_streams_that_fail_never_raise(self) -> None:
         closed = io.StringIO()
         closed.close()
-        for stream in (None, closed, open("/dev/full", "w"), open(os.open("/dev/null", os.O_RDONLY), "w")):
+        full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+        unwritable = os.fdopen(os.open("/dev/null", os.O_RDONLY), "w")
+        for stream in (None, closed, full, unwritable):
             clock = Clock()
             display = Progress(stream, clock=clock)
             for _ in range(3):

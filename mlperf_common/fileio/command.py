@@ -321,12 +321,6 @@ def _write_stderr(text: str) -> None:
         pass  # stderr is full or gone: there is no place left to report to, and the exit status still tells
 
 
-def quote(text: str) -> str:
-    from mlperf_common.fileio.words import quote
-
-    return quote(text)
-
-
 def run(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Call ``body(argv)`` (sys.argv[1:] if None) and return the exit status for what became of it.
 
