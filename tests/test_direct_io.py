@@ -915,7 +915,7 @@ class Shim(Case):
             file.write(code)
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         run = subprocess.run([sys.executable, script], cwd="/", env={**clean, **environment}, check=False,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return run.stdout
 
     def tree(self, parent):
@@ -979,7 +979,7 @@ if __debug__:
 
         def test_the_same_under_dash_O(self):
             run = subprocess.run([sys.executable, "-O", os.path.abspath(__file__)], check=False,
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             self.assertEqual(run.returncode, 0, run.stdout)
             self.assertRegex(run.stdout, r"Ran \d\d+ tests")
 
