@@ -211,12 +211,19 @@ class NewFile:
                 pass
 
 
+class Options(NamedTuple):
+    """What the user asked of a copy; it travels with every task. ``token`` is the run's, for temporary names."""
+
+    token: str
+    force: bool = False
+
+
 class Making(NamedTuple):
-    """What is needed to make new files in one directory: descriptor, device, whether -f was given, facts."""
+    """What is needed to make new files in one directory: descriptor, device, the options, what is known."""
 
     dir_fd: int
     dev: int
-    force: bool
+    options: Options
     facts: Facts
 
 
@@ -417,7 +424,7 @@ def commit(making: Making, new: NewFile) -> None:
         listed = is_listed(new.dir_fd, new.name)
         if listed is False:
             raise NameCollision("collides with another name in the destination's directory") from None
-        if not making.force or listed is None:
+        if not making.options.force or listed is None:
             raise
         _name_nameless(making, new)
         replace(making, new)

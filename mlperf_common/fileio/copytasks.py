@@ -15,7 +15,16 @@ import stat
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from mlperf_common.fileio import copyfile, listing, walk, words
-from mlperf_common.fileio.copyfile import Facts, FileChanged, Job, Making, NameCollision, NamelessRefused, Stream
+from mlperf_common.fileio.copyfile import (
+    Facts,
+    FileChanged,
+    Job,
+    Making,
+    NameCollision,
+    NamelessRefused,
+    Options,
+    Stream,
+)
 from mlperf_common.fileio.walk import FileEntry, Identity
 from mlperf_common.fileio.workers import Worker
 
@@ -44,8 +53,7 @@ class Failed(NamedTuple):
 class Batch(NamedTuple):
     """Files of one directory. ``components`` None: operands, whose names are paths of their own."""
 
-    token: str
-    force: bool
+    options: Options
     source_key: int
     components: Optional[Tuple[str, ...]]
     links: Tuple[int, ...]
@@ -68,7 +76,7 @@ class BatchResult(NamedTuple):
 class Extent(NamedTuple):
     """The bytes ``start`` to ``end`` of a file of ``size``; ``first``: none of it is known to have moved."""
 
-    token: str
+    options: Options
     start: int
     end: int
     size: int
@@ -164,10 +172,10 @@ def reason_of(exc: BaseException) -> str:
 
 def copy_batch(worker: Worker, batch: Batch, fds: Sequence[int]) -> BatchResult:
     """Copy the files of a batch, each whole or not at all; after a fatal error the rest is not tried."""
-    facts = facts_of(worker, batch.token)
+    facts = facts_of(worker, batch.options.token)
     source = None if batch.components is None else _source_directory(worker, batch, fds[0])
     place = listing.kept_chain(worker, batch.base_key, True, fds[-1]).open(batch.landing)
-    making = Making(place, os.fstat(place).st_dev, batch.force, facts)
+    making = Making(place, os.fstat(place).st_dev, batch.options, facts)
     files = moved = tried = 0
     failures: List[Failed] = []
     for index, (name, entry, replaces) in enumerate(batch.files):
@@ -195,7 +203,7 @@ def _source_directory(worker: Worker, batch: Batch, root_fd: int) -> int:
 
 def copy_extent(worker: Worker, extent: Extent, fds: Sequence[int]) -> Tuple[int, Learned]:
     """Copy one extent; the one that ends the file also sees that the source ends there."""
-    facts = facts_of(worker, extent.token)
+    facts = facts_of(worker, extent.options.token)
     stream = Stream(fds[0], fds[1], extent.src_dev, extent.dst_dev)
     moved = copyfile.move_range(worker, facts, stream, extent.start, extent.end, extent.first)
     if extent.end == extent.size:

@@ -174,6 +174,7 @@ def _are_few(sources: Sequence[str]) -> bool:
 
 def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> int:
     from mlperf_common.fileio import transfer
+    from mlperf_common.fileio.copyfile import Options
     from mlperf_common.fileio.listing import PoolLister, Roots
 
     started = time.monotonic()
@@ -187,7 +188,7 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
             return 0
         summary = Summary()
         console.follow(pool, plan, summary)
-        transfer.copy(plan, pool, roots, args.force, console, summary)
+        transfer.copy(plan, pool, roots, Options(os.urandom(5).hex(), args.force), console, summary)
     except Interrupted as exc:
         console.tell_interrupted(exc)
         raise

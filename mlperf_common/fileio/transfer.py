@@ -20,7 +20,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
 from mlperf_common.fileio import batches, copyfile, walk
 from mlperf_common.fileio.batches import Batches, PlannedFile, Queue
-from mlperf_common.fileio.copyfile import Facts, FileChanged, Making, NameCollision, NamelessRefused
+from mlperf_common.fileio.copyfile import Facts, FileChanged, Making, NameCollision, NamelessRefused, Options
 from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.copytasks import FATAL, Batch, BatchResult, Extent, Learned, reason_of
 from mlperf_common.fileio.directories import Directories
@@ -36,7 +36,7 @@ _FILE_ERRORS = (OSError, FileChanged, NameCollision, NamelessRefused)
 
 
 def copy(
-    plan: CopyPlan, pool: AnyPool, roots: Roots, force: bool, events: Events, summary: Optional[Summary] = None
+    plan: CopyPlan, pool: AnyPool, roots: Roots, options: Options, events: Events, summary: Optional[Summary] = None
 ) -> Summary:
     """Carry out ``plan``; ``summary`` is filled in as it goes.
 
@@ -44,7 +44,7 @@ def copy(
     """
     summary = Summary() if summary is None else summary
     directories = Directories(plan, pool, roots, summary, events)
-    files = _Files(plan, roots, force, summary, events)
+    files = _Files(plan, roots, options, summary, events)
     try:
         _check_base(plan, roots)
         directories.make()
@@ -73,13 +73,13 @@ def _check_base(plan: CopyPlan, roots: Roots) -> None:
 class _Files:
     """The files of one plan: gives out the tasks, takes the results."""
 
-    def __init__(self, plan: CopyPlan, roots: Roots, force: bool, summary: Summary, events: Events) -> None:
+    def __init__(self, plan: CopyPlan, roots: Roots, options: Options, summary: Summary, events: Events) -> None:
         self._plan = plan
         self._roots = roots
-        self._force = force
+        self._options = options
         self._summary = summary
         self._events = events
-        self._facts = Facts(os.urandom(5).hex(), PARENT)
+        self._facts = Facts(options.token, PARENT)
         self._batches = Batches(())
         self._larges: Iterator[LargeFile] = iter(())
         self._large: Optional[LargeFile] = None
@@ -136,7 +136,7 @@ class _Files:
             chains: List[DirectoryChain] = []
             try:
                 place, source = self._open_directories(large.directory, chains)
-                making = Making(os.dup(place), os.fstat(place).st_dev, self._force, self._facts)
+                making = Making(os.dup(place), os.fstat(place).st_dev, self._options, self._facts)
                 large.open(source, making, "%x" % self._opened)
             finally:
                 for chain in chains:
@@ -166,16 +166,15 @@ class _Files:
         start, end = large.ranges.popleft()
         large.under_way += 1
         size = large.file.entry.size
-        extent = Extent(self._facts.token, start, end, size, *large.devices(), first=not large.moved)
+        extent = Extent(self._options, start, end, size, *large.devices(), first=not large.moved)
         return Task("extent", extent, large.descriptors(), large)
 
     def _batch_task(self, queue: Queue, files: List[PlannedFile]) -> Optional[Task]:
         base = self._roots.get(self._plan.base.path, True)
         wanted = tuple((f.name, f.entry, f.replaces) for f in files)
         context = (queue.directory, files)
-        common = (self._facts.token, self._force)
         if queue.directory is None:
-            batch = Batch(*common, 0, None, (), Identity(0, 0, 0, 0), base.key, (), wanted)
+            batch = Batch(self._options, 0, None, (), Identity(0, 0, 0, 0), base.key, (), wanted)
             return Task("batch", batch, (base.fd,), context)
         directory = queue.directory
         try:
@@ -185,7 +184,7 @@ class _Files:
             return None
         _, components, links, _ = directory.request()
         landing = directory.landing()
-        batch = Batch(*common, root.key, components, links, directory.identity, base.key, landing, wanted)
+        batch = Batch(self._options, root.key, components, links, directory.identity, base.key, landing, wanted)
         return Task("batch", batch, (root.fd, base.fd), context)
 
     # ---- taking results
@@ -287,7 +286,7 @@ class _Files:
         chains: List[DirectoryChain] = []
         try:
             place, _ = self._open_directories(directory, chains)
-            suffix = Facts(self._facts.token, failure.worker).suffix
+            suffix = Facts(self._options.token, failure.worker).suffix
             for file in files:
                 for ending in ("", "r"):
                     _remove_own(place, copyfile.temporary_name(file.entry.name, suffix + ending))
