@@ -228,7 +228,10 @@ def planned_files(base: Base, trees: Sequence[Tree], loose: Sequence[LooseFile])
     A directory's files and children merge by name, a child's with its slash: no file's name can sort between
     two paths that begin with the same ``child/``.
     """
-    top: List[Place] = [(os.fsencode(f.name), f.source, os.path.join(base.path, f.name), f.entry.size, None) for f in loose]
+    top: List[Place] = [
+        (os.fsencode(file.name), file.source, os.path.join(base.path, file.name), file.entry.size, None)
+        for file in loose
+    ]
     for tree in trees:
         if tree.components:
             name = tree.components[0]

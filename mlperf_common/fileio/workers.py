@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import time
 import traceback
 from collections import deque
@@ -234,6 +233,7 @@ class Pool:
         self._stop = stop
         self._members: List[_Member] = []
         self._returned: Deque[Task] = deque()
+        _libc()  # loaded once, before the fork: 4 ms of each worker otherwise
         context = multiprocessing.get_context("fork")
         for number in range(count):
             mine, its = context.Pipe()
@@ -442,11 +442,16 @@ def _work(worker: Worker, leave: _Leave, connection: Any, functions: Functions) 
 
 def _die_with_parent() -> None:
     """Have the kernel send SIGTERM when the parent dies, kill -9 included; without ctypes the pipe's end does."""
+    libc = _libc()
+    if libc is not None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _libc() -> Any:
+    """The C library, or None in a Python without ctypes."""
     try:
         import ctypes
 
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        if os.environ.get("FASTCP_DEBUG"):
-            sys.stderr.write("no prctl: workers end by their pipe alone\n")
+        return ctypes.CDLL(None, use_errno=True)
+    except (ImportError, OSError):
+        return None
