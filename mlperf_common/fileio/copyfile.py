@@ -319,8 +319,9 @@ def move_range(worker: Worker, facts: Facts, stream: Stream, start: int, end: in
 
 
 def _note_direct(facts: Facts, stream: Stream) -> None:
-    for side, dev in (("source", stream.src_dev), ("destination", stream.dst_dev)):
-        if (side, dev) not in facts.refused:
+    """Ask the descriptors, once a side: who opened them knew more (the parent), and sparse files may be small."""
+    for side, fd in (("source", stream.src), ("destination", stream.dst)):
+        if side not in facts.direct and direct_io.is_direct(fd):
             facts.direct.add(side)
 
 

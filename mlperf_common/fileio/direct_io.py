@@ -36,6 +36,7 @@ __all__ = [
     "ShortFile",
     "allocate_aligned_buffers",
     "at_end",
+    "is_direct",
     "is_unsupported",
     "open_direct",
     "pread",
@@ -210,6 +211,14 @@ def set_direct(fd: int, on: bool) -> None:
     _named(fcntl.fcntl, fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
 
 
+def is_direct(fd: int) -> bool:
+    """Tell whether the open file that ``fd`` refers to has O_DIRECT now.
+
+    :raises OSError: from F_GETFL, fcntl(2).
+    """
+    return bool(_named(fcntl.fcntl, fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
 def is_unsupported(error: BaseException) -> bool:
     """Tell whether an error of a file's *first* transfer means that its filesystem has no direct I/O.
 
@@ -283,7 +292,7 @@ def _transfer(
             idle += 1
             _give_up_when_idle(idle, failure, fd, offset + done)
         start = done
-        if done % block and _is_direct(fd):
+        if done % block and is_direct(fd):
             if zero_is_end and _named(os.fstat, fd).st_size == offset + done:
                 return done
             start -= done % block  # move some bytes once more: O_DIRECT cannot start within a block
@@ -319,7 +328,7 @@ def _check_address(fd: int, view: memoryview, block: int) -> None:
     """
     alignment = min(block, mmap.PAGESIZE)
     address = _address(view)
-    if address is not None and address % alignment and _is_direct(fd):
+    if address is not None and address % alignment and is_direct(fd):
         raise ValueError(f"O_DIRECT needs a view aligned to {alignment} bytes, not one at {address:#x}")
 
 
@@ -339,10 +348,6 @@ def _ask_for_huge_pages(owner: mmap.mmap) -> None:
         owner.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, AttributeError):
         pass  # a kernel (EINVAL) or a Python built without them: small pages do the same, slower
-
-
-def _is_direct(fd: int) -> bool:
-    return bool(_named(fcntl.fcntl, fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 
 def _switch_to_direct(fd: int) -> tuple[bool, str]:
