@@ -61,14 +61,25 @@ class Roots:
 
 def kept_chain(worker: Worker, key: int, destination: bool, root_fd: int) -> DirectoryChain:
     """The worker's chain below an operand, kept between tasks as long as the operand is the same."""
-    kept: Optional[Tuple[int, DirectoryChain]] = worker.memory.get(("chain", destination))
-    if kept is not None and kept[0] == key:
-        return kept[1]
+    kept: Optional[_KeptChain] = worker.memory.get(("chain", destination))
+    if kept is not None and kept.key == key:
+        return kept.chain
     if kept is not None:
-        kept[1].close()
+        kept.close()
     chain = walk.open_chain(os.dup(root_fd), destination)
-    worker.memory["chain", destination] = (key, chain)
+    worker.memory["chain", destination] = _KeptChain(key, chain)
     return chain
+
+
+class _KeptChain(NamedTuple):
+    """A chain, and the key of the operand that it hangs on."""
+
+    key: int
+    chain: DirectoryChain
+
+    def close(self) -> None:
+        """Close the chain."""
+        self.chain.close()
 
 
 class ListTask(NamedTuple):

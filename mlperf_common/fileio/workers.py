@@ -75,7 +75,8 @@ def failure_of(exc: BaseException) -> Failure:
 class Worker:
     """What a task's function gets: its number, a buffer, the stop check, a memory that lasts between tasks.
 
-    ``memory`` is a dict for what is worth keeping: an open chain of directories, what a device cannot do.
+    ``memory`` is a dict for what is worth keeping: an open chain of directories, what a device cannot do. What in
+    it has a ``close`` is closed at the end.
     """
 
     def __init__(self, number: int, buffer_size: int, check: Callable[[], None], report: Callable[[int], None]):
@@ -107,6 +108,13 @@ class Worker:
         if self._unreported:
             count, self._unreported = self._unreported, 0
             self._report(count)
+
+    def close(self) -> None:
+        """Close and forget what the memory keeps."""
+        while self.memory:
+            kept = self.memory.popitem()[1]
+            if hasattr(kept, "close"):
+                kept.close()
 
 
 Functions = Dict[str, Callable[[Worker, Any, Sequence[int]], Any]]
@@ -145,7 +153,8 @@ class InProcess:
             self.on_tick()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to end but what the tasks have kept open."""
+        self._worker.close()
 
     def abort(self) -> None:
         """Nothing to end."""
