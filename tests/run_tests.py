@@ -90,7 +90,9 @@ def expected_seconds(path: str) -> int:
 
 def run_all(paths: Sequence[str], options: argparse.Namespace, scratch: str) -> List[Dict[str, Any]]:
     """Run the files, options.jobs at a time; print a line for each when it ends; return all counts."""
-    waiting, running, outcomes = list(paths), [], []
+    waiting = list(paths)
+    running: List[Job] = []
+    outcomes: List[Dict[str, Any]] = []
     try:
         while waiting or running:
             while waiting and len(running) < options.jobs:

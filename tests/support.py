@@ -177,9 +177,7 @@ def _blocks(content: Any) -> Iterator[bytes]:
     if isinstance(content, Random):
         for index, start in enumerate(range(0, content.size, _BLOCK)):
             # shake_128 gave 380 MB/s, random.getrandbits 120 MB/s.
-            yield hashlib.shake_128(b"%d:%d" % (content.seed, index)).digest(
-                min(_BLOCK, content.size - start)
-            )
+            yield hashlib.shake_128(b"%d:%d" % (content.seed, index)).digest(min(_BLOCK, content.size - start))
     elif isinstance(content, Sparse):
         for start in range(0, content.size, _BLOCK):
             block = bytearray(min(_BLOCK, content.size - start))
@@ -204,9 +202,7 @@ def read_tree(path: Union[str, bytes, os.PathLike[str]], modes: bool = False, ti
     status = os.lstat(name)
     kept = (stat.S_IMODE(status.st_mode) if modes else None, status.st_mtime_ns if times else None)
     if stat.S_ISDIR(status.st_mode):
-        entries = {
-            entry: read_tree(os.path.join(name, entry), modes, times) for entry in _sorted(os.listdir(name))
-        }
+        entries = {entry: read_tree(os.path.join(name, entry), modes, times) for entry in _sorted(os.listdir(name))}
         return Dir(entries, *kept) if modes or times else entries
     if stat.S_ISREG(status.st_mode):
         with open(name, "rb") as stream:
@@ -274,9 +270,7 @@ def _normal(value: Any) -> Any:
     if isinstance(value, dict):
         value = Dir(value)
     if isinstance(value, Dir):
-        return Dir(
-            {os.fsdecode(name): entry for name, entry in value.entries.items()}, value.mode, value.mtime_ns
-        )
+        return Dir({os.fsdecode(name): entry for name, entry in value.entries.items()}, value.mode, value.mtime_ns)
     if isinstance(value, (Fifo, Socket, Device)):
         return value
     if isinstance(value, Link):
@@ -308,9 +302,7 @@ def leftovers(root: str, pattern: str = r"\..+\.[0-9A-Za-z_-]{8,}") -> List[str]
     """
     found = []
     for directory, names, files in os.walk(os.fsdecode(root)):
-        found += [
-            os.path.join(directory, name) for name in names + files if re.fullmatch(pattern, name, re.DOTALL)
-        ]
+        found += [os.path.join(directory, name) for name in names + files if re.fullmatch(pattern, name, re.DOTALL)]
     return _sorted(found)
 
 
@@ -322,9 +314,7 @@ NOBODY = "nobody"
 class Result:
     """How a program ended: args, returncode, and its output as str (surrogateescape) and as bytes."""
 
-    def __init__(
-        self, args: Sequence[Any], returncode: int, stdout: Optional[bytes], stderr: Optional[bytes]
-    ) -> None:
+    def __init__(self, args: Sequence[Any], returncode: int, stdout: Optional[bytes], stderr: Optional[bytes]) -> None:
         self.args = list(args)
         self.returncode = returncode
         self.stdout_bytes = stdout or b""
@@ -394,9 +384,7 @@ def run(
     except subprocess.TimeoutExpired:
         kill_group(process)
         out, err = process.communicate()
-        raise AssertionError(
-            f"still running after {timeout} s: {Result(argv, process.returncode, out, err)}"
-        ) from None
+        raise AssertionError(f"still running after {timeout} s: {Result(argv, process.returncode, out, err)}") from None
     except BaseException:
         kill_group(process)
         process.communicate()
@@ -536,9 +524,7 @@ def _why_not_nobody() -> str:
         return "there is no user nobody"
     if not os.access(tempfile.gettempdir(), os.X_OK) or not _reachable(tempfile.gettempdir()):
         return f"nobody may not read {tempfile.gettempdir()}"
-    return (
-        "" if _reachable(sys.executable) or os.path.exists(SYSTEM_PYTHON) else "no Python that nobody may run"
-    )
+    return "" if _reachable(sys.executable) or os.path.exists(SYSTEM_PYTHON) else "no Python that nobody may run"
 
 
 needs_nobody = unittest.skipIf(_why_not_nobody(), _why_not_nobody())
@@ -546,11 +532,7 @@ needs_nobody = unittest.skipIf(_why_not_nobody(), _why_not_nobody())
 
 def python_versions() -> Dict[Tuple[int, int], str]:
     """Every CPython from 3.8 on this machine, in /usr/bin or under pyenv: (major, minor) -> interpreter."""
-    names = [
-        os.path.join("/usr/bin", name)
-        for name in os.listdir("/usr/bin")
-        if re.fullmatch(r"python3\.\d+", name)
-    ]
+    names = [os.path.join("/usr/bin", name) for name in os.listdir("/usr/bin") if re.fullmatch(r"python3\.\d+", name)]
     found = {_version(name): name for name in names}
     found.update({_version(name): name for name in pyenv_pythons()})
     return {version: found[version] for version in sorted(found) if version >= (3, 8)}
@@ -626,9 +608,7 @@ def mounted_at(target: str, *mount_args: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def mounted(
-    fs: str = "ext4", size: int = IMAGE_SIZE, options: str = "", mkfs: Sequence[str] = ()
-) -> Iterator[str]:
+def mounted(fs: str = "ext4", size: int = IMAGE_SIZE, options: str = "", mkfs: Sequence[str] = ()) -> Iterator[str]:
     """A new ext4, xfs, btrfs or tmpfs of `size` bytes, empty, with mode 0777, for the time of the with block.
 
     `options` go to mount -o, `mkfs` to the mkfs program. SkipTest where it cannot be had.
@@ -770,16 +750,11 @@ class TestCase(unittest.TestCase):
 
     def assert_same_tree(self, actual: Any, expected: Any, modes: bool = False, times: bool = False) -> None:
         """Fail, naming up to 20 differences, unless both are the same; each is a path (str) or a literal."""
-        trees = [
-            read_tree(tree, modes, times) if isinstance(tree, str) else tree for tree in (expected, actual)
-        ]
+        trees = [read_tree(tree, modes, times) if isinstance(tree, str) else tree for tree in (expected, actual)]
         lines = differences(*trees)
         if lines:
             more = [f"and {len(lines) - 20} more"] if len(lines) > 20 else []
-            self.fail(
-                "the trees differ:\n"
-                + "\n".join(lines[:20] + more).encode("utf-8", "backslashreplace").decode()
-            )
+            self.fail("the trees differ:\n" + "\n".join(lines[:20] + more).encode("utf-8", "backslashreplace").decode())
 
     def assert_no_leftovers(self, root: str, pattern: Optional[str] = None) -> None:
         """Fail if a temporary of ours is left below root."""
@@ -795,7 +770,8 @@ def main(module: str = "__main__", argv: Optional[List[str]] = None) -> None:
     """
     report = os.environ.pop("FILEIO_TEST_REPORT", "")
     program = unittest.main(module, argv=argv, testRunner=_Runner, exit=False)
-    counts = program.result.counts()
+    result: Any = program.result
+    counts = result.counts()
     if report:
         with open(report, "w", encoding="utf-8") as stream:
             json.dump(counts, stream)
