@@ -18,7 +18,6 @@ import re
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import warnings
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -359,14 +358,16 @@ class Model:
         except OSError:
             return
         if os.path.isdir(landing):
-            return self._refuse("directory in the way")
-        if os.path.exists(landing) and os.path.samefile(landing, source):
-            return self._refuse("same")
-        self._note(cp_differs=True, runaway=os.path.exists(landing) and not os.path.isfile(landing))
-        if not stat.S_ISREG(there.st_mode) and not stat.S_ISLNK(there.st_mode):
-            self._refuse("not regular")
-        elif not self.request.force:
-            self._refuse("exists")
+            self._refuse("directory in the way")
+        elif os.path.exists(landing) and os.path.samefile(landing, source):
+            self._refuse("same")
+        else:
+            # cp overwrites, and waits for the other end of a FIFO.
+            self._note(cp_differs=True, runaway=os.path.exists(landing) and not os.path.isfile(landing))
+            if not stat.S_ISREG(there.st_mode) and not stat.S_ISLNK(there.st_mode):
+                self._refuse("not regular")
+            elif not self.request.force:
+                self._refuse("exists")
 
     def _overwritten_sources(self) -> None:
         """A destination that exists and is a source too; what becomes itself has been refused as such."""
