@@ -182,19 +182,22 @@ class _Member:
         self.unsent: Deque[Tuple[bytes, Task]] = deque()
 
     def pump(self) -> None:
-        """Send what may be sent. A broken pipe is left to the sentinel: the worker's death is seen there."""
+        """Send what may be sent. A broken pipe is left to the sentinel: the worker's death is seen there.
+
+        A task that meets one is not held: a worker that has died while it waited for work has begun none.
+        """
         while self.unsent:
             message, task = self.unsent[0]
             if len(self.held) >= 2 or (self.held and len(message) > MESSAGE_LIMIT):
                 return
-            self.unsent.popleft()
-            self.held.append(task)
             try:
                 self.connection.send_bytes(message)
                 if task.fds:
                     self.channel.send(task.fds)
             except (BrokenPipeError, ConnectionResetError):
                 return
+            self.unsent.popleft()
+            self.held.append(task)
 
     def load(self) -> int:
         """How many tasks this worker holds or is about to."""
@@ -266,8 +269,10 @@ class Pool:
         """
         while True:
             self._stop.check()
+            if not self._members:
+                raise AllWorkersDied("every worker process has died")
             self._feed(next_task)
-            if not any(m.held for m in self._members):
+            if not any(m.load() for m in self._members):
                 return
             self._wait(on_result)
             self.on_tick()
@@ -304,10 +309,10 @@ class Pool:
             self._bury(member, on_result)
 
     def _receive(self, member: _Member, on_result: OnResult) -> bool:
-        """Take one message; False at the end of the pipe (the sentinel tells the rest)."""
+        """Take one message; False at the end of the pipe (the sentinel tells the rest), also within a message."""
         try:
             kind, value = member.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             return False
         if kind == "moved":
             self.on_moved(value)
