@@ -20,9 +20,10 @@ from support import ROOT
 # needs a place here.
 FLOORS = {
     "tools": ("fastcp", "fastmd5", "dropcache"),
+    "session": ("session",),
     "command": ("command",),
     "engine": (
-        *("transfer", "checksum"),
+        *("transfer", "checksum", "hashplan", "hashtasks"),
         *("directories", "largefile", "batches", "copytasks", "copyfile", "metadata", "listing", "workers"),
     ),
     "plan": ("copyplan", "landing", "refusals", "walk"),
@@ -31,7 +32,7 @@ FLOORS = {
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 ORDER = list(FLOORS)
 NEIGHBOURLY = ("engine", "plan")
-COMMAND_LINES = FLOORS["tools"] + FLOORS["command"]
+COMMAND_LINES = FLOORS["tools"] + FLOORS["session"] + FLOORS["command"]
 TOP_LEVEL = {"mlperf_common", "client", "tests", "setup.py", "README.md", "CLAUDE.md", "MAIN-BUGS.md"}
 LAZY = {"torch", "mpi4py"}
 LAZY_IN = "mlperf_common/distributed/communicator.py"

@@ -8,18 +8,15 @@ stdout carries only what was asked for (--dry-run's plan); all else goes to stde
 from __future__ import annotations
 
 import os
-import signal
-import stat
-import sys
 import time
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
 from mlperf_common import __version__
-from mlperf_common.fileio import command, copyplan, direct_io
+from mlperf_common.fileio import command, copyplan, direct_io, session
 from mlperf_common.fileio.copyplan import CopyPlan
-from mlperf_common.fileio.progress import Progress, counted, format_bytes, format_rate, format_seconds
+from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.report import Events, Summary
-from mlperf_common.fileio.stopping import Interrupted, StopFlag
+from mlperf_common.fileio.stopping import Interrupted
 from mlperf_common.fileio.words import quote
 
 if TYPE_CHECKING:
@@ -32,12 +29,6 @@ USAGE = """fastcp [OPTION]... SOURCE DEST
        fastcp [OPTION]... -t DIRECTORY SOURCE..."""
 
 DESCRIPTION = "Copy files and trees as cp -rL does, many at once; exit status 0 means complete and identical."
-
-DEFAULT_BUFFER = 8 << 20  # bytes
-
-# Plain files below both of these are copied in this process: forking workers takes longer.
-FEW_FILES = 64
-FEW_BYTES = 64 << 20
 
 
 def make_parser() -> command.Parser:
@@ -64,24 +55,10 @@ def make_parser() -> command.Parser:
         action="store_true",
         help="DEST is the name of the copy, not a directory to put it into",
     )
-    add(
-        "-n",
-        "--num-workers",
-        "--num-threads",
-        metavar="N",
-        type=command.worker_count,
-        default=command.default_workers(),
-        help="worker processes, at most %d (default: the CPUs that it may use, but at least 8 and at most 16; "
-        "here %%(default)s)" % command.MAX_WORKERS,
-    )
-    add(
-        "-b",
-        "--buffer-size",
-        metavar="SIZE",
-        type=command.buffer_size,
-        default=DEFAULT_BUFFER,
-        help="bytes that a worker moves at a time, K, M or G may follow; rounded up to a multiple of 2M "
-        "(default: 8M)",
+    session.add_pool_options(
+        parser,
+        "bytes that a worker moves at a time, K, M or G may follow; rounded up to a multiple of 2M (default: 8M)",
+        command.buffer_size,
     )
     add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices instead of refusing them")
     add("-N", "--dry-run", action="store_true", help="print what would be copied where; write nothing")
@@ -99,18 +76,12 @@ def _body(argv: Sequence[str]) -> int:
     parser = make_parser()
     args = command.parse(parser, argv)
     sources, destination = _operands(parser, args)
-    _settle_numbers(args)
-    stop = StopFlag()
-    stop.install()
-    command.stdout().stop_flag = stop
-    pool = _open_pool(args, sources, stop)
-    try:
+    session.settle_workers(PROGRAM, args)
+    _settle_buffer(args)
+    from mlperf_common.fileio import copytasks
+
+    with session.open_pool(PROGRAM, args, copytasks.FUNCTIONS, sources) as pool:
         return _run(args, sources, destination, pool)
-    except BaseException:
-        pool.abort()
-        raise
-    finally:
-        pool.close()
 
 
 def _operands(parser: command.Parser, args: Any) -> Tuple[List[str], str]:
@@ -131,45 +102,15 @@ def _operands(parser: command.Parser, args: Any) -> Tuple[List[str], str]:
     return operands[:-1], operands[-1]
 
 
-def _settle_numbers(args: Any) -> None:
-    """Clamp what is too large, with a note; round the buffer up to a multiple of 2 MiB, said under -v."""
-    args.num_workers, few = command.clamp(args.num_workers, command.MAX_WORKERS, "workers")
-    args.buffer_size, less = command.clamp(args.buffer_size, command.MAX_BUFFER_SIZE, "buffer size")
+def _settle_buffer(args: Any) -> None:
+    """Clamp the buffer, with a note; round it up to a multiple of 2 MiB, said under -v."""
+    args.buffer_size, note = command.clamp(args.buffer_size, command.MAX_BUFFER_SIZE, "buffer size")
+    if note:
+        command.say(PROGRAM, note)
     rounded = direct_io.round_up(args.buffer_size, direct_io.BUFFER_ALIGN)
-    more = ""
     if args.verbose and rounded != args.buffer_size:
-        more = "note: buffer size: %d is rounded up to %d" % (args.buffer_size, rounded)
+        command.say(PROGRAM, "note: buffer size: %d is rounded up to %d" % (args.buffer_size, rounded))
     args.buffer_size = rounded
-    for note in (few, less, more):
-        if note:
-            command.say(PROGRAM, note)
-
-
-def _open_pool(args: Any, sources: Sequence[str], stop: StopFlag) -> AnyPool:
-    """Workers are forked before the walk, so that they never inherit a large plan; few plain files need none."""
-    from mlperf_common.fileio import copytasks, workers
-
-    if args.num_workers == 1 or _are_few(sources):
-        return workers.InProcess(copytasks.FUNCTIONS, args.buffer_size, stop)
-    pool = workers.Pool(args.num_workers, copytasks.FUNCTIONS, args.buffer_size, stop)
-    if pool.width < args.num_workers:
-        command.say(PROGRAM, "note: workers: the limit of open files (ulimit -n) allows %d" % pool.width)
-    return pool
-
-
-def _are_few(sources: Sequence[str]) -> bool:
-    if len(sources) > FEW_FILES:
-        return False
-    total = 0
-    for source in sources:
-        try:
-            st = os.stat(source)
-        except OSError:  # the plan will say so
-            continue
-        if stat.S_ISDIR(st.st_mode):
-            return False
-        total += st.st_size
-    return total <= FEW_BYTES
 
 
 def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> int:
@@ -182,15 +123,17 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
     roots = Roots(pool)
     try:
         plan = _plan(args, sources, destination, PoolLister(pool, roots))
-        console.tell_skipped(plan)
+        for path, kind in plan.skipped:
+            console.skipped(path, kind)
         if args.dry_run:
             _print_plan(plan)
             return 0
         summary = Summary()
-        console.follow(pool, plan, summary)
+        size, files = plan.size(), len(plan.files)
+        console.follow(pool, lambda: (size, summary.files, files))
         transfer.copy(plan, pool, roots, Options(os.urandom(5).hex(), args.force), console, summary)
     except Interrupted as exc:
-        console.tell_interrupted(exc)
+        console.interrupted(exc, "what is there so far is whole")
         raise
     finally:
         console.clear()
@@ -221,62 +164,18 @@ def _print_plan(plan: CopyPlan) -> None:
         out.write(os.fsencode("file %s -> %s (%s)\n" % (quote(source), quote(destination), counted(size, "byte"))))
 
 
-class _Console(Events):
-    """Tells the user on stderr what happens: the only place of a copy that prints."""
+class _Console(session.Console, Events):
+    """The lines of a copy."""
 
     def __init__(self, args: Any) -> None:
+        super().__init__(PROGRAM, args.quiet, "none" if args.quiet or args.dry_run else "auto", "copying")
         self.verbose = args.verbose
-        self._quiet = args.quiet
-        mode = "none" if args.quiet or args.dry_run else "auto"
-        self._progress = Progress(sys.stderr, mode=mode, label="copying")
-        self._moved = 0
-
-    def _say(self, line: str) -> None:
-        self._progress.clear()
-        command.say(PROGRAM, line)
 
     def copied(self, source: str, destination: str) -> None:
-        self._say("%s -> %s" % (quote(source), quote(destination)))
+        self.say("%s -> %s" % (quote(source), quote(destination)))
 
     def failed(self, source: str, destination: str, reason: str) -> None:
-        self._say("cannot copy %s to %s: %s" % (quote(source), quote(destination), reason))
-
-    def problem(self, line: str) -> None:
-        self._say(line)
-
-    def warning(self, line: str) -> None:
-        self._say("warning: " + line)
-
-    def trace(self, text: str) -> None:
-        if text and os.environ.get("FASTCP_DEBUG") == "1":
-            self._say(text)
-
-    def tell_skipped(self, plan: CopyPlan) -> None:
-        """A warning for each special file that --skip-special leaves out."""
-        for path, kind in plan.skipped:
-            self.warning("%s is left out: it is a %s" % (quote(path), kind))
-
-    def follow(self, pool: AnyPool, plan: CopyPlan, summary: Summary) -> None:
-        """Show how far the copy is while it runs."""
-        total = plan.size()
-        files = len(plan.files)
-
-        def tick() -> None:
-            self._progress.update(self._moved, total, summary.files, files)
-
-        pool.on_moved = self._count
-        pool.on_tick = tick
-
-    def _count(self, moved: int) -> None:
-        self._moved += moved
-
-    def tell_interrupted(self, exc: Interrupted) -> None:
-        """The last line of a run that a signal has ended."""
-        self._say("stopped by %s; what is there so far is whole" % signal.Signals(exc.signum).name)
-
-    def clear(self) -> None:
-        """Take the progress line away."""
-        self._progress.clear()
+        self.say("cannot copy %s to %s: %s" % (quote(source), quote(destination), reason))
 
     def conclude(self, plan: CopyPlan, summary: Summary, seconds: float) -> None:
         """The last line: what was done, and first of all whether anything is missing."""
@@ -289,11 +188,11 @@ class _Console(Events):
             summary.io_mode(),
         )
         if summary.is_complete():
-            if not self._quiet:
-                self._say(done)
+            if not self.quiet:
+                self.say(done)
             return
         if summary.stopped:
-            self._say("stopped early: %s" % summary.stopped)
+            self.say("stopped early: %s" % summary.stopped)
         missing = summary.failed + summary.not_tried
         other = ", %s" % counted(summary.problems, "other problem") if summary.problems else ""
-        self._say("FAILED: %d of %s not copied%s; %s" % (missing, counted(len(plan.files), "file"), other, done))
+        self.say("FAILED: %d of %s not copied%s; %s" % (missing, counted(len(plan.files), "file"), other, done))

@@ -230,33 +230,46 @@ class _Channel:
 
 
 class Pool:
-    """``count`` forked workers that run ``functions``; forks in the constructor, before any plan exists.
+    """Up to ``count`` forked workers that run ``functions``; forks in the constructor, before any plan exists.
 
-    Set ``on_moved(bytes)`` and ``on_tick()`` to follow the work.
+    ``width`` is how many there are; if fewer than asked for, maybe none, ``limited_by`` says why. Set
+    ``on_moved(bytes)`` and ``on_tick()`` to follow the work.
     """
 
     def __init__(self, count: int, functions: Functions, buffer_size: int, stop: StopFlag):
         import multiprocessing
 
-        count = _affordable(count)
-        self.width = count
         self.on_moved: Callable[[int], None] = _nothing
         self.on_tick: Callable[[], None] = _nothing
+        self.limited_by = "the limit of open files (ulimit -n)"
         self._stop = stop
         self._members: List[_Member] = []
         self._returned: Deque[Task] = deque()
         _libc()  # loaded once, before the fork: 4 ms of each worker otherwise
         context = multiprocessing.get_context("fork")
-        for number in range(count):
-            mine, its = context.Pipe()
-            siblings = [m.connection for m in self._members] + [mine]
-            sockets = [m.channel for m in self._members]
-            process = context.Process(
-                target=_serve, args=(its, siblings, sockets, functions, number, buffer_size, stop), daemon=True
-            )
+        for number in range(_affordable(count)):
+            try:
+                self._members.append(self._start(context, number, functions, buffer_size))
+            except OSError as exc:  # fork(2): EAGAIN, ENOMEM; fewer workers do the same, more slowly
+                self.limited_by = "the limit of processes or memory (%s)" % exc.strerror
+                break
+        self.width = len(self._members)
+
+    def _start(self, context: Any, number: int, functions: Functions, buffer_size: int) -> _Member:
+        mine, its = context.Pipe()
+        siblings = [m.connection for m in self._members] + [mine]
+        sockets = [m.channel for m in self._members]
+        process = context.Process(
+            target=_serve, args=(its, siblings, sockets, functions, number, buffer_size, self._stop), daemon=True
+        )
+        try:
             process.start()
+            return _Member(number, process, mine, _Channel(mine))
+        except OSError:
+            mine.close()
+            raise
+        finally:
             its.close()
-            self._members.append(_Member(number, process, mine, _Channel(mine)))
 
     def run(self, next_task: NextTask, on_result: OnResult) -> None:
         """Run tasks until there are none: ``next_task(worker, ahead)`` gives one, or None for "none now".

@@ -1,0 +1,157 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the command lines that work on a pool have in common: its opening and end, and the lines on stderr.
+
+Promises: the workers end with the run, whatever ends it; a line never runs into the progress display.
+
+Does not: decide what is an error, or know what a task does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import stat
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+
+from mlperf_common.fileio import command
+from mlperf_common.fileio.progress import Progress
+from mlperf_common.fileio.stopping import Interrupted, StopFlag
+from mlperf_common.fileio.words import quote
+
+if TYPE_CHECKING:
+    from mlperf_common.fileio.listing import AnyPool
+
+DEFAULT_BUFFER = 8 << 20  # bytes
+
+# Plain files below both of these are done in this process: forking workers takes longer.
+FEW_FILES = 64
+FEW_BYTES = 64 << 20
+
+
+def add_pool_options(parser: command.Parser, buffer_help: str, buffer_type: Callable[[str], int]) -> None:
+    """-n, -b and what goes with them."""
+    parser.add_argument(
+        "-n",
+        "--num-workers",
+        "--num-threads",
+        metavar="N",
+        type=command.worker_count,
+        default=command.default_workers(),
+        help="worker processes, at most %d (default: the CPUs that it may use, but at least 8 and at most 16; "
+        "here %%(default)s)" % command.MAX_WORKERS,
+    )
+    parser.add_argument(
+        "-b", "--buffer-size", metavar="SIZE", type=buffer_type, default=DEFAULT_BUFFER, help=buffer_help
+    )
+
+
+def settle_workers(program: str, args: argparse.Namespace) -> None:
+    """Clamp -n, with a note."""
+    args.num_workers, note = command.clamp(args.num_workers, command.MAX_WORKERS, "workers")
+    if note:
+        command.say(program, note)
+
+
+@contextmanager
+def open_pool(
+    program: str, args: argparse.Namespace, functions: Any, operands: Sequence[str]
+) -> Iterator[AnyPool]:
+    """The workers, and signals that end the run.
+
+    They are forked before anything is listed, so that they never inherit a large plan; few plain files need none.
+    """
+    stop = StopFlag()
+    stop.install()
+    command.stdout().stop_flag = stop
+    pool = _make_pool(program, args, functions, stop, args.num_workers == 1 or _are_few(operands))
+    try:
+        yield pool
+    except BaseException:
+        pool.abort()
+        raise
+    finally:
+        pool.close()
+
+
+def _make_pool(program: str, args: argparse.Namespace, functions: Any, stop: StopFlag, alone: bool) -> AnyPool:
+    from mlperf_common.fileio import workers
+
+    if alone:
+        return workers.InProcess(functions, args.buffer_size, stop)
+    pool = workers.Pool(args.num_workers, functions, args.buffer_size, stop)
+    if pool.width < args.num_workers:
+        command.say(program, "note: workers: %s allows %d" % (pool.limited_by, pool.width))
+    return pool if pool.width else workers.InProcess(functions, args.buffer_size, stop)
+
+
+def _are_few(operands: Sequence[str]) -> bool:
+    if len(operands) > FEW_FILES:
+        return False
+    total = 0
+    for operand in operands:
+        try:
+            st = os.stat(operand)
+        except OSError:  # whoever opens it will say so
+            continue
+        if stat.S_ISDIR(st.st_mode):
+            return False
+        total += st.st_size
+    return total <= FEW_BYTES
+
+
+class Console:
+    """Tells the user on stderr what happens: the only place of a run that prints."""
+
+    def __init__(self, program: str, quiet: bool, mode: str, label: str) -> None:
+        """``mode`` is as for Progress; ``label`` says what is being done."""
+        self.quiet = quiet
+        self._program = program
+        self._progress = Progress(sys.stderr, mode=mode, label=label)
+        self._moved = 0
+
+    def say(self, line: str) -> None:
+        """A line, whatever it is."""
+        self._progress.clear()
+        command.say(self._program, line)
+
+    def problem(self, line: str) -> None:
+        """An error that is not of one file."""
+        self.say(line)
+
+    def warning(self, line: str) -> None:
+        """What was done otherwise than asked, without making the result wrong."""
+        self.say("warning: " + line)
+
+    def trace(self, text: str) -> None:
+        """Where an unexpected error came from, for whoever wants to know."""
+        if text and os.environ.get("FASTCP_DEBUG") == "1":
+            self.say(text)
+
+    def skipped(self, path: str, kind: str) -> None:
+        """A special file that --skip-special leaves out."""
+        self.warning("%s is left out: it is a %s" % (quote(path), kind))
+
+    def follow(self, pool: AnyPool, counts: Callable[[], Any]) -> None:
+        """Show how far the run is; ``counts()`` gives total bytes, files done, total files."""
+
+        def tick() -> None:
+            total, done, files = counts()
+            self._progress.update(self._moved, total, done, files)
+
+        pool.on_moved = self._count
+        pool.on_tick = tick
+
+    def _count(self, moved: int) -> None:
+        self._moved += moved
+
+    def interrupted(self, exc: Interrupted, rest: str) -> None:
+        """The last line of a run that a signal has ended."""
+        self.say("stopped by %s; %s" % (signal.Signals(exc.signum).name, rest))
+
+    def clear(self) -> None:
+        """Take the progress line away."""
+        self._progress.clear()

@@ -1,0 +1,153 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that are run against each other, as functions of a source and a fresh destination.
+
+A peer that is not installed is left out, and said so. fio is no copier: it tells what the storage can do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from typing import Callable, List, NamedTuple, Optional
+
+CLIENT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "client")
+
+# fio's requests, and how many of each job's are under way. With 4 jobs a side nothing was faster here: see README.md.
+FIO_BLOCK = 4 << 20
+FIO_DEPTH = 4
+FIO_JOBS = 4  # a side, whatever the number of files
+
+
+class Contestant(NamedTuple):
+    """A name, a program, its command for a source and a destination, whether it makes a copy that can be checked.
+
+    ``own_seconds`` takes from its output how long it was at work, where the time until its exit tells something
+    else; ``prepare`` makes, untimed, what has to be there before.
+    """
+
+    name: str
+    program: str
+    command: Callable[[str, str], List[str]]
+    copies: bool = True
+    own_seconds: Optional[Callable[[bytes], float]] = None
+    prepare: Optional[Callable[[str, str], None]] = None
+
+    def is_installed(self) -> bool:
+        """Whether its program is there."""
+        return shutil.which(self.program) is not None
+
+    def warm_up(self, source: str, destination: str) -> List[str]:
+        """A command that brings the program into memory, given a tiny source."""
+        return [self.program, "--version"] if self.own_seconds else self.command(source, destination)
+
+
+def fastcp(python: str = sys.executable) -> Contestant:
+    """Ours, at the defaults; by the interpreter itself, since a pyenv `python3` is a script of 40 ms or more."""
+    return Contestant("fastcp", python, lambda src, dst: [python, os.path.join(CLIENT, "fastcp"), "-r", src, dst])
+
+
+def fastmd5(python: str = sys.executable) -> Contestant:
+    """Ours, at the defaults."""
+    script = os.path.join(CLIENT, "fastmd5")
+    return Contestant("fastmd5", python, lambda src, dst: [python, script, "-q", src], copies=False)
+
+
+def cp() -> Contestant:
+    """GNU cp."""
+    return Contestant("cp -r", "cp", lambda src, dst: ["cp", "-r", src, dst])
+
+
+def rsync() -> Contestant:
+    """rsync as cp -r: the slash makes it copy what is in the directory."""
+    def command(source: str, destination: str) -> List[str]:
+        return ["rsync", "-r", source + "/" if os.path.isdir(source) else source, destination]
+
+    return Contestant("rsync -r", "rsync", command)
+
+
+def md5sum() -> Contestant:
+    """GNU md5sum, one process for all files."""
+    return Contestant("md5sum", "md5sum", lambda src, dst: ["md5sum", *files_of(src)], copies=False)
+
+
+def nothing(python: str = sys.executable) -> Contestant:
+    """The interpreter alone: what no Python program can be faster than."""
+    return Contestant("python -c pass", python, lambda src, dst: [python, "-c", "pass"], copies=False)
+
+
+def files_of(path: str) -> List[str]:
+    """A file itself, or the files of a flat directory."""
+    if not os.path.isdir(path):
+        return [path]
+    return [os.path.join(path, name) for name in sorted(os.listdir(path))]
+
+
+# --------------------------------------------------------------------------------------------------------- fio
+
+
+def fio_copy() -> Contestant:
+    """Direct reads of the source and direct writes of as much, both at once and neither waiting for the other."""
+    return Contestant("fio", "fio", _copy_command, copies=False, own_seconds=_fio_seconds, prepare=_make_sparse)
+
+
+def fio_read() -> Contestant:
+    """Direct reads of the source."""
+
+    def command(source: str, destination: str) -> List[str]:
+        return [*_FIO, *_jobs("read", files_of(source))]
+
+    return Contestant("fio read", "fio", command, copies=False, own_seconds=_fio_seconds)
+
+
+def dd_read() -> Contestant:
+    """Direct reads of the source, one file after the other, where there is no fio."""
+    script = 'for f; do dd if="$f" of=/dev/null bs=8M iflag=direct status=none || exit; done'
+    return Contestant("dd", "dd", lambda src, dst: ["sh", "-c", script, "dd", *files_of(src)], copies=False)
+
+
+_FIO = (
+    "fio",
+    "--output-format=json",
+    "--direct=1",
+    "--ioengine=libaio",
+    "--iodepth=%d" % FIO_DEPTH,
+    "--fallocate=none",
+    "--gtod_reduce=1",
+)
+
+
+def _copy_command(source: str, destination: str) -> List[str]:
+    return [*_FIO, *_jobs("read", files_of(source)), *_jobs("write", files_of(destination))]
+
+
+def _jobs(kind: str, names: List[str]) -> List[str]:
+    """``FIO_JOBS`` jobs or more that share the files: each a whole one, or a part of one where they are few."""
+    parts = max(1, FIO_JOBS // len(names))
+    options = []
+    for name in names:
+        size = os.path.getsize(name)
+        part = -(-size // parts // 4096) * 4096
+        for start in range(0, size, part):
+            count = min(part, size - start)
+            options += ["--name=%s%d" % (kind, len(options)), "--rw=" + kind, "--filename=" + name.replace(":", "\\:")]
+            options += ["--offset=%d" % start, "--size=%d" % count, "--bs=%d" % min(FIO_BLOCK, count)]
+    return options
+
+
+def _make_sparse(source: str, destination: str) -> None:
+    """New files of their full size: else each write moves the end of the file, which ext4 does one at a time."""
+    if os.path.isdir(source):
+        os.mkdir(destination)
+    for name in files_of(source):
+        target = os.path.join(destination, os.path.basename(name)) if os.path.isdir(source) else destination
+        with open(target, "wb") as stream:
+            stream.truncate(os.path.getsize(name))
+
+
+def _fio_seconds(output: bytes) -> float:
+    """The time of its slowest job: starting fio and its report take a second that is no I/O."""
+    jobs = json.loads(output[output.index(b"{") :])["jobs"]
+    return max(max(job["read"]["runtime"], job["write"]["runtime"]) for job in jobs) / 1000.0
