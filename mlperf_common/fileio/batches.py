@@ -25,11 +25,15 @@ BATCH_NAMES = 16 << 10
 
 
 class PlannedFile(NamedTuple):
-    """A file to copy: its name in its directory (an operand: its path), what was seen of it, whether it replaces."""
+    """A file to copy: its name in its directory (an operand: its path), what was seen of it, whether it replaces.
+
+    ``shown`` is an operand as the user gave it.
+    """
 
     name: str
     entry: FileEntry
     replaces: bool
+    shown: str = ""
 
 
 class Queue:
@@ -67,7 +71,7 @@ def files_of(directory: Directory) -> Iterator[PlannedFile]:
 def files_of_operands(loose: Sequence[LooseFile]) -> Iterator[PlannedFile]:
     """The operands that are files."""
     for file in loose:
-        yield PlannedFile(file.source, file.entry, file.standing is not None)
+        yield PlannedFile(file.source, file.entry, file.standing is not None, file.shown)
 
 
 def is_large(file: PlannedFile) -> bool:

@@ -50,7 +50,7 @@ class HashSummary:
         """``direct``, or why it was not."""
         direct = bool(self.direct - set(self.refused))
         if not self.refused:
-            return "direct" if direct else "buffered (small files)"
+            return "direct" if direct else "buffered (small files)" if self.bytes else "none (no bytes)"
         why = "; ".join(sorted(set(self.refused.values())))
         return f"{'partly direct' if direct else 'buffered'} ({why})"
 

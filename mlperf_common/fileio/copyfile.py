@@ -14,9 +14,10 @@ warning says so), nor durability beyond what close(2) promises.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
-from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from mlperf_common.fileio import direct_io
 from mlperf_common.fileio.direct_io import BLOCK_SIZE
@@ -568,15 +569,25 @@ def rename_noreplace(new: NewFile, facts: Facts) -> None:
 
 def _renameat2(dir_fd: int, source: str, destination: str) -> None:
     """renameat2(2) with RENAME_NOREPLACE through libc; ENOSYS where it has none (glibc before 2.28)."""
+    function = _libc_renameat2()
+    if function is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), destination)
+    if function(dir_fd, os.fsencode(source), dir_fd, os.fsencode(destination), RENAME_NOREPLACE) != 0:
+        import ctypes
+
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), destination)
+
+
+@functools.lru_cache(maxsize=None)
+def _libc_renameat2() -> Any:
+    """The C library's renameat2, or None; looked for once: each time it would cost more than the call itself."""
     try:
         import ctypes
 
-        function = ctypes.CDLL(None, use_errno=True).renameat2
+        return ctypes.CDLL(None, use_errno=True).renameat2
     except (ImportError, OSError, AttributeError):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), destination) from None
-    if function(dir_fd, os.fsencode(source), dir_fd, os.fsencode(destination), RENAME_NOREPLACE) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), destination)
+        return None
 
 
 def _link_over(new: NewFile) -> None:

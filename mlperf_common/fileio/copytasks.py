@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from mlperf_common.fileio import copyfile, listing, walk, words
 from mlperf_common.fileio.copyfile import (
@@ -30,8 +30,6 @@ from mlperf_common.fileio.workers import Worker
 
 # Errors of the destination after which every other file would fail too (write(2), mkdir(2)).
 FATAL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-
-
 
 
 class Learned(NamedTuple):
@@ -157,10 +155,16 @@ def _accept(place: int, name: str, st: os.stat_result) -> None:
 
 
 def set_directory_mode(place: int, name: str, mode: int) -> None:
-    """Set a directory's mode without following a link: through O_PATH and /proc, since it may be unreadable."""
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+    """Set a directory's mode without following a link. One that may not be read goes by O_PATH and /proc."""
+    flags = os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+    target: Union[int, str]
     try:
-        os.chmod("/proc/self/fd/%d" % fd, mode)
+        target = fd = os.open(name, os.O_RDONLY | flags, dir_fd=place)
+    except PermissionError:
+        fd = os.open(name, os.O_PATH | flags, dir_fd=place)
+        target = "/proc/self/fd/%d" % fd
+    try:
+        os.chmod(target, mode)
     finally:
         os.close(fd)
 

@@ -53,6 +53,6 @@ class Summary:
     def io_mode(self) -> str:
         """``direct``, or why and where it was buffered."""
         if not self.refused:
-            return "direct" if self.direct else "buffered (small files)"
+            return "direct" if self.direct else "buffered (small files)" if self.bytes else "none (no bytes)"
         why = "; ".join(sorted({"%s: %s" % (side, reason) for (side, _), reason in self.refused.items()}))
         return "%s (%s)" % ("partly direct" if self.direct else "buffered", why)

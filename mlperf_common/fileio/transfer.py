@@ -264,7 +264,7 @@ class _Files:
         """Source and destination as the user knows them."""
         base = self._plan.base.shown
         if directory is None:
-            return file.name, os.path.join(base, file.entry.name)
+            return file.shown, os.path.join(base, file.entry.name)
         return directory.shown(file.name), os.path.join(base, *directory.landing(), file.name)
 
     def _learn(self, learned: Learned) -> None:
