@@ -302,10 +302,12 @@ class Descriptors(PoolCase):
 
     def test_a_worker_has_nothing_of_the_others(self) -> None:
         # The other end of a pipe in a third process would keep it open when its owner has gone. Two are its own.
-        before = own_sockets()
         for count in (2, 6):
-            found = self.run_all(self.open(count), *[Task("sockets", None)] * 50)
+            before = own_sockets()
+            pool = self.open(count)
+            found = self.run_all(pool, *[Task("sockets", None)] * 50)
             self.assertEqual(set(found), {before + 2})
+            pool.close()
 
 
 class Failures(PoolCase):

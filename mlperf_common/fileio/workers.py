@@ -15,6 +15,7 @@ Not promised: a worker that hangs in the kernel is waited for, until the job its
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -455,16 +456,16 @@ def _serve(
 
 
 def _work(worker: Worker, leave: _Leave, connection: Any, functions: Functions) -> None:
-    channel = _Channel(connection)
-    while True:
-        kind, payload, count = pickle.loads(leave.receive(connection))
-        fds = channel.receive(count) if count else []
-        try:
-            result = _perform(functions, worker, kind, payload, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        connection.send(("done", result))
+    with contextlib.closing(_Channel(connection)) as channel:
+        while True:
+            kind, payload, count = pickle.loads(leave.receive(connection))
+            fds = channel.receive(count) if count else []
+            try:
+                result = _perform(functions, worker, kind, payload, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            connection.send(("done", result))
 
 
 def _die_with_parent() -> None:
