@@ -3,16 +3,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool: every task ends in one result, whatever becomes of the worker that has it, and no worker outlives us."""
 
-# Takes about 6 s
+# Takes about 10 s
 from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
-import unittest
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from unittest import mock
 
@@ -310,6 +311,62 @@ class Descriptors(PoolCase):
             pool.close()
 
 
+class Limits(PoolCase):
+    """Where the kernel allows fewer workers than wanted, those that there are do it all; who opens it is told why."""
+
+    def in_a_child(self, wanted: int, limit: int, value: int) -> Tuple[int, str, List[Any]]:
+        """Width, reason and results of a pool in a process under this limit, of a user that has no other process."""
+        self.run_all(self.open(2), Task("echo", 1))  # imports what that user may not read
+        receiving, sending = multiprocessing.Pipe(duplex=False)
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.setuid(100000 + os.getpid())
+                resource.setrlimit(limit, (value, value))
+                pool = workers.Pool(wanted, FUNCTIONS, 2 * MIB, stopping.StopFlag())
+                results = self.run_all(pool, *[Task("echo", 1)] * 50) if pool.width else []
+                pool.close()
+                sending.send((pool.width, pool.limited_by, results))
+                status = 0
+            finally:
+                os._exit(status)
+        with receiving, sending:
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            found: Tuple[int, str, List[Any]] = receiving.recv()
+        return found
+
+    @support.needs_root
+    def test_processes(self) -> None:
+        for allowed, width in ((1, 0), (2, 1), (4, 3), (5, 4), (50, 4)):  # itself is one
+            with self.subTest(allowed=allowed):
+                found, reason, results = self.in_a_child(4, resource.RLIMIT_NPROC, allowed)
+                self.assertEqual((found, results), (width, [1] * 50 if width else []))
+                if width < 4:
+                    self.assertEqual(reason, f"the limit of processes or memory ({os.strerror(errno.EAGAIN)})")
+
+    @support.needs_root
+    def test_open_files(self) -> None:
+        for allowed in (4096, 250, 60):
+            with self.subTest(allowed=allowed):
+                found, reason, results = self.in_a_child(16, resource.RLIMIT_NOFILE, allowed)
+                self.assertEqual(results, [1] * 50)
+                self.assertLessEqual(found, 16)
+                if allowed == 4096:
+                    self.assertEqual(found, 16)
+                else:
+                    self.assertLess(found, 16)
+                    self.assertEqual(reason, "the limit of open files (ulimit -n)")
+
+    @support.needs_root
+    def test_fewer_open_files_than_thought(self) -> None:
+        # The kernel's refusal counts, not the estimate.
+        with mock.patch.object(workers, "_affordable", lambda count: count):
+            found, reason, results = self.in_a_child(16, resource.RLIMIT_NOFILE, 40)
+        self.assertTrue(0 < found < 16)
+        self.assertEqual((reason, results), ("the limit of open files (ulimit -n)", [1] * 50))
+
+
 class Failures(PoolCase):
     def test_a_task_that_raises_fails_alone(self) -> None:
         for count in POOLS:
@@ -416,7 +473,8 @@ class Deaths(PoolCase):
     def test_what_it_had_finished_counts(self) -> None:
         # Its results are read before its death is: they are in the pipe when it dies.
         pool = self.open(2)
-        feeder = Feeder([Task("echo", "mine"), Task("echo", "first"), Task("die", (signal.SIGKILL, 0)), Task("echo", 1)])
+        die = Task("die", (signal.SIGKILL, 0))
+        feeder = Feeder([Task("echo", "mine"), Task("echo", "first"), die, Task("echo", 1)])
 
         def take(task: Task, result: Any) -> None:
             feeder.take(task, result)

@@ -16,6 +16,7 @@ Not promised: a worker that hangs in the kernel is waited for, until the job its
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import signal
@@ -251,8 +252,9 @@ class Pool:
         for number in range(_affordable(count)):
             try:
                 self._members.append(self._start(context, number, functions, buffer_size))
-            except OSError as exc:  # fork(2): EAGAIN, ENOMEM; fewer workers do the same, more slowly
-                self.limited_by = "the limit of processes or memory (%s)" % exc.strerror
+            except OSError as exc:  # fewer workers do the same, more slowly
+                if exc.errno not in (errno.EMFILE, errno.ENFILE):  # fork(2): EAGAIN, ENOMEM
+                    self.limited_by = "the limit of processes or memory (%s)" % exc.strerror
                 break
         self.width = len(self._members)
 
