@@ -14,7 +14,7 @@ from unittest import mock
 
 import support  # noqa: F401 (it says where the package is)
 
-from mlperf_common.fileio import batches, copyfile, copyplan, copytasks, listing, report, stopping, transfer, workers
+from mlperf_common.fileio import batches, copyfile, copyplan, copytasks, facts, listing, report, stopping, transfer, workers
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -77,7 +77,7 @@ def copy(
             between()
         if on_moved:
             pool.on_moved = on_moved
-        summary = transfer.copy(plan, pool, roots, copyfile.Options(TOKEN, force), said)
+        summary = transfer.copy(plan, pool, roots, facts.Options(TOKEN, force), said)
     finally:
         roots.close()
         pool.close()
@@ -92,16 +92,16 @@ def make_pool(functions: Any, count: int, buffer_size: int = 2 * MIB) -> Any:
 
 
 @contextlib.contextmanager
-def limits(extent: int = batches.EXTENT, direct_minimum: int = copyfile.DIRECT_MINIMUM) -> Iterator[None]:
+def limits(extent: int = batches.EXTENT, direct_minimum: int = facts.DIRECT_MINIMUM) -> Iterator[None]:
     """From `extent` bytes on a file is large, from `direct_minimum` on it is moved with O_DIRECT."""
-    with mock.patch.object(batches, "EXTENT", extent), mock.patch.object(copyfile, "DIRECT_MINIMUM", direct_minimum):
+    with mock.patch.object(batches, "EXTENT", extent), mock.patch.object(facts, "DIRECT_MINIMUM", direct_minimum):
         yield
 
 
 @contextlib.contextmanager
 def buffered() -> Iterator[None]:
     """No file is opened with O_DIRECT."""
-    with mock.patch.object(copyfile.Facts, "wants_direct", lambda *_: False):
+    with mock.patch.object(facts.Facts, "wants_direct", lambda *_: False):
         yield
 
 

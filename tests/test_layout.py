@@ -24,9 +24,10 @@ FLOORS = {
     "command": ("command",),
     "engine": (
         *("transfer", "checksum", "hashplan", "hashtasks"),
-        *("directories", "largefile", "batches", "copytasks", "copyfile", "metadata", "listing", "workers"),
+        *("directories", "naming", "leftovers", "filework", "largefile", "batches", "copytasks", "linktasks", "dressing"),
+        *("copyfile", "facts", "metadata", "listing", "workers"),
     ),
-    "plan": ("copyplan", "landing", "refusals", "walk"),
+    "plan": ("copyplan", "landing", "refusals", "traces", "twins", "walk"),
     "leaves": ("direct_io", "manifest", "progress", "report", "stopping", "words"),
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}

@@ -9,8 +9,9 @@ are cut into extents.
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from typing import Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from mlperf_common.fileio.landing import LooseFile
 from mlperf_common.fileio.walk import Directory, FileEntry
@@ -23,17 +24,20 @@ BATCH_FILES = 128
 BATCH_BYTES = EXTENT
 BATCH_NAMES = 16 << 10
 
+NOTHING: AbstractSet[bytes] = frozenset()
+
 
 class PlannedFile(NamedTuple):
     """A file to copy: its name in its directory (an operand: its path), what was seen of it, whether it replaces.
 
-    ``shown`` is an operand as the user gave it.
+    ``shown`` is an operand as the user gave it. ``compare``: nothing is done if the same bytes stand there.
     """
 
     name: str
     entry: FileEntry
     replaces: bool
     shown: str = ""
+    compare: bool = False
 
 
 class Queue:
@@ -61,17 +65,37 @@ class Queue:
 
 
 def files_of(directory: Directory) -> Iterator[PlannedFile]:
-    """The files of a walked directory."""
-    existing = directory.existing or set()
+    """The files of a walked directory that are to be copied."""
+    existing, left = directory.existing or NOTHING, directory.left
     for entry in directory.files():
-        replaces = bool(existing) and entry.name.encode("utf-8", "surrogateescape") in existing
-        yield PlannedFile(entry.name, entry, replaces)
+        if not existing and not left:  # nearly always
+            yield PlannedFile(entry.name, entry, False)
+            continue
+        raw = entry.name.encode("utf-8", "surrogateescape")
+        if raw not in left:
+            yield PlannedFile(entry.name, entry, raw in existing, "", raw in directory.compare)
 
 
 def files_of_operands(loose: Sequence[LooseFile]) -> Iterator[PlannedFile]:
     """The operands that are files."""
     for file in loose:
-        yield PlannedFile(file.source, file.entry, file.standing is not None, file.shown)
+        if not (file.is_link or file.left):
+            yield PlannedFile(file.source, file.entry, file.standing is not None, file.shown, file.compare)
+
+
+def files_named(
+    directory: Optional[Directory], names: AbstractSet[str], loose: Sequence[LooseFile]
+) -> Iterator[PlannedFile]:
+    """Those of a directory's files (None: of the operands) that have one of these names."""
+    if directory is None:
+        for file in loose:
+            if file.name in names:
+                yield PlannedFile(file.source, file.entry, file.standing is not None, file.shown)
+        return
+    existing = directory.existing or NOTHING
+    for entry in directory.files():
+        if entry.name in names:
+            yield PlannedFile(entry.name, entry, os.fsencode(entry.name) in existing)
 
 
 def is_large(file: PlannedFile) -> bool:

@@ -125,7 +125,7 @@ def _long_option(parser: Parser, before: list[str], word: str, words: Iterator[s
         _refuse(parser, before, f"option '{name}' doesn't allow an argument")
     if action.nargs is None:
         return f"{name}={_value(parser, before, name, value if equals else None, words)}"
-    return word
+    return word  # no value, or one that may only be attached (nargs="?")
 
 
 def _short_options(parser: Parser, before: list[str], word: str, words: Iterator[str]) -> list[str]:

@@ -17,21 +17,18 @@ import errno
 import functools
 import os
 import stat
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 from mlperf_common.fileio import direct_io
 from mlperf_common.fileio.direct_io import BLOCK_SIZE
+from mlperf_common.fileio.facts import ALWAYS, AUTO, NEVER, Facts, Options
+from mlperf_common.fileio.metadata import ACCESS_ACL, Replaced, creation_mode, dress, read_acl
+from mlperf_common.fileio.traces import temporary_name
 from mlperf_common.fileio.walk import TIME_MASK, FileEntry
 from mlperf_common.fileio.words import kind_of
 from mlperf_common.fileio.workers import Worker
 
-# Below this many bytes buffered I/O is used: opening, aligning and waiting for the device costs more than the
-# page cache does. See tests/bench for the measurement.
-DIRECT_MINIMUM = 1 << 20
-
-NAME_MAX = 255  # bytes in a name, on every filesystem that we know of
-
-ACCESS_ACL = "system.posix_acl_access"
+FICLONE = 0x40049409  # ioctl_ficlonerange(2): _IOW(0x94, 9, int) on x86 and Arm
 
 NOT_ATOMIC = (
     "the destination's filesystem cannot rename without replacing: a file that another program creates there at "
@@ -58,64 +55,48 @@ class NameCollision(Exception):
     """The destination name is taken by another name (a case-folding filesystem), or by what is no file."""
 
 
-class Facts:
-    """What this process has learned of devices: no O_DIRECT, no nameless files; and what it has to say of it.
-
-    ``refused`` maps (side, device) to the reason why I/O there is buffered; ``direct`` holds the sides that
-    moved bytes with O_DIRECT. ``notes`` are warnings to be passed on, each once.
-    """
-
-    def __init__(self, token: str, number: int) -> None:
-        self.token = token
-        self.suffix = "%s%03d" % (token, number)
-        self.refused: Dict[Tuple[str, int], str] = {}
-        self.direct: Set[str] = set()
-        self.nameless: Dict[int, bool] = {}
-        self.notes: Set[str] = set()
-
-    def wants_direct(self, side: str, dev: int, size: int) -> bool:
-        """Whether to open a file of ``size`` bytes with O_DIRECT."""
-        return size >= DIRECT_MINIMUM and (side, dev) not in self.refused
-
-
-def temporary_name(name: str, suffix: str) -> str:
-    """``.NAME.SUFFIX``, so that Lustre places the file with NAME; ``.fastcp.SUFFIX`` where that is too long."""
-    candidate = ".%s.%s" % (name, suffix)
-    return candidate if len(os.fsencode(candidate)) <= NAME_MAX else ".fastcp.%s" % suffix
-
-
 # -------------------------------------------------------------------------------------------------- the source
 
 
-def open_source(name: str, dir_fd: Optional[int], entry: FileEntry, facts: Facts) -> Tuple[int, os.stat_result]:
+def open_source(
+    name: str, dir_fd: Optional[int], entry: FileEntry, facts: Facts, follow: bool
+) -> Tuple[int, os.stat_result]:
     """Open a source file and see that it is the one that the plan saw; its descriptor and fstat.
 
     O_NONBLOCK: a FIFO that has taken its place must not hang us. Raises OSError, FileChanged.
     """
     try:
-        fd = _open_existing(name, dir_fd, entry, facts)
+        fd = _open_existing(name, dir_fd, entry, facts, follow)
     except FileNotFoundError:
         raise FileChanged("vanished since it was listed") from None
     try:
         st = os.fstat(fd)
-        check_planned(st, entry)
+        check_planned(st, entry, facts.options.ignore_times)
     except BaseException:
         os.close(fd)
         raise
     return fd, st
 
 
-def _open_existing(name: str, dir_fd: Optional[int], entry: FileEntry, facts: Facts) -> int:
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+def _open_existing(name: str, dir_fd: Optional[int], entry: FileEntry, facts: Facts, follow: bool) -> int:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     if not facts.wants_direct("source", entry.dev, entry.size):
         return os.open(name, flags, dir_fd=dir_fd)
     fd, direct, reason = direct_io.open_direct(name, flags, dir_fd=dir_fd)
     if not direct:
-        facts.refused["source", entry.dev] = reason
+        _refuse_open(facts, "source", entry.dev, reason, fd)
     return fd
 
 
-def check_planned(st: os.stat_result, entry: FileEntry) -> None:
+def _refuse_open(facts: Facts, side: str, dev: int, reason: str, fd: int) -> None:
+    try:
+        facts.refuse(side, dev, reason)
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def check_planned(st: os.stat_result, entry: FileEntry, ignore_times: bool = False) -> None:
     """Raise FileChanged unless ``st`` is the file, size and time that the plan saw."""
     if not stat.S_ISREG(st.st_mode):
         raise FileChanged("changed since it was listed: it is a %s now" % kind_of(st.st_mode))
@@ -123,29 +104,31 @@ def check_planned(st: os.stat_result, entry: FileEntry) -> None:
         raise FileChanged("changed since it was listed: another file has taken its name")
     if st.st_size != entry.size:
         raise FileChanged("changed since it was listed: size was %d, is %d" % (entry.size, st.st_size))
-    if st.st_mtime_ns & TIME_MASK != entry.mtime:
+    if st.st_mtime_ns & TIME_MASK != entry.mtime and not ignore_times:
         raise FileChanged("changed since it was listed: its modification time has moved")
 
 
-def check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
-    """Raise FileChanged unless size, mtime and ctime are what they were when the file was opened."""
+def check_unchanged(before: os.stat_result, after: os.stat_result, ignore_times: bool = False) -> None:
+    """Raise FileChanged unless size and, if they count, mtime and ctime are as when the file was opened."""
     if before.st_size != after.st_size:
         raise FileChanged(
             "changed while it was being copied: size was %d, is %d" % (before.st_size, after.st_size)
         )
+    if ignore_times:
+        return
     for field, words in (("st_mtime_ns", "modification time"), ("st_ctime_ns", "status change time")):
         if getattr(before, field) != getattr(after, field):
             raise FileChanged("changed while it was being copied: its %s has moved" % words)
 
 
-def data_segments(fd: int, st: os.stat_result) -> List[Tuple[int, int]]:
-    """The (start, end) byte ranges that hold data, aligned outwards to ``BLOCK_SIZE``.
+def data_segments(fd: int, st: os.stat_result, sparse: str = AUTO) -> List[Tuple[int, int]]:
+    """The (start, end) byte ranges that hold data, aligned outwards to ``BLOCK_SIZE``; all of them if NEVER sparse.
 
     The kernel's word on holes (lseek(2)) is taken only where st_blocks says that there are some, and not when
     it finds no data at all in a file that has blocks: filesystems have been wrong about fresh data.
     """
     size = st.st_size
-    if st.st_blocks * 512 >= size:
+    if st.st_blocks * 512 >= size or sparse == NEVER:
         return [(0, size)] if size else []
     found: List[Tuple[int, int]] = []
     at = 0
@@ -169,24 +152,19 @@ def _extend(found: List[Tuple[int, int]], start: int, end: int) -> None:
 # ------------------------------------------------------------------------------------------------ the new file
 
 
-class Replaced(NamedTuple):
-    """What a destination file leaves to the one that replaces it: owner, mode and access ACL (None: none)."""
-
-    st: os.stat_result
-    acl: Optional[bytes]
-    acl_known: bool
-
-
 class NewFile:
     """A file being made in the directory ``dir_fd``, not yet under its final ``name``.
 
-    ``temporary`` is its name so far, or "" when it has none.
+    ``temporary`` is its name so far, or "" when it has none. ``source`` and ``st``, what metadata is taken from, are
+    set by whoever fills it.
     """
 
-    __slots__ = ("fd", "dir_fd", "name", "temporary", "size")
+    __slots__ = ("fd", "dir_fd", "name", "temporary", "size", "source", "st")
 
     def __init__(self, fd: int, dir_fd: int, name: str, temporary: str) -> None:
         self.size = 0  # bytes, once they are written
+        self.source = -1
+        self.st: Optional[os.stat_result] = None
         self.fd = fd
         self.dir_fd = dir_fd
         self.name = name
@@ -212,13 +190,6 @@ class NewFile:
                 pass
 
 
-class Options(NamedTuple):
-    """What the user asked of a copy; it travels with every task. ``token`` is the run's, for temporary names."""
-
-    token: str
-    force: bool = False
-
-
 class Making(NamedTuple):
     """What is needed to make new files in one directory: descriptor, device, the options, what is known."""
 
@@ -231,10 +202,11 @@ class Making(NamedTuple):
 def create(making: Making, name: str, mode: int, size: int, replaces: bool, item: str = "") -> NewFile:
     """Make the new file: without a name if nothing is to be replaced and the filesystem can, else a temporary.
 
-    ``mode`` are the bits that the kernel applies umask and default ACL to, as for cp. ``item`` goes into a
-    temporary's name where one worker has several at a time. Raises OSError.
+    ``mode`` is the source's. ``item`` goes into a temporary's name where one worker has several at a time.
+    Raises OSError.
     """
     facts = making.facts
+    mode = creation_mode(making.options.kept, mode)
     direct = facts.wants_direct("destination", making.dev, size)
     if not replaces and facts.nameless.get(making.dev, True):
         new = _create_nameless(making, name, mode, direct)
@@ -282,7 +254,7 @@ def _open_new(making: Making, name: str, flags: int, mode: int, direct: bool) ->
         return os.open(name, flags, mode, dir_fd=making.dir_fd)
     fd, direct, reason = direct_io.open_direct(name, flags, mode, dir_fd=making.dir_fd)
     if not direct:
-        making.facts.refused["destination", making.dev] = reason
+        _refuse_open(making.facts, "destination", making.dev, reason, fd)
     return fd
 
 
@@ -342,7 +314,7 @@ def _fall_back(
     except OSError as exc:
         if not first or not direct_io.is_unsupported(exc):
             raise
-        facts.refused[side, dev] = "%s at the first transfer" % (exc.strerror or exc)
+        facts.refuse(side, dev, "%s at the first transfer" % (exc.strerror or exc))
         direct_io.set_direct(fd, False)
         transfer(fd, view, count, offset, BLOCK_SIZE)
 
@@ -384,16 +356,81 @@ def move_to_end(worker: Worker, src: int, dst: int) -> int:
         worker.moved(got)
 
 
+# What says that two files cannot share blocks, not that something is wrong (ioctl_ficlonerange(2)).
+_NO_CLONE = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ETXTBSY)
+
+
+def clone(facts: Facts, stream: Stream, size: int) -> bool:
+    """Let the new file share the source's blocks, if the filesystem can: no byte moves; whether it does.
+
+    A refusal is remembered for the pair of devices, but for EINVAL, which may be of this file. Raises OSError: a real
+    error, and any where it is wanted always.
+    """
+    options, devices = facts.options, (stream.src_dev, stream.dst_dev)
+    if size == 0 or options.reflink == NEVER or options.sparse == NEVER:
+        return False
+    if options.reflink == AUTO and devices in facts.uncloned:
+        return False
+    import fcntl
+
+    try:
+        fcntl.ioctl(stream.dst, FICLONE, stream.src)
+    except OSError as exc:
+        if options.reflink == ALWAYS:
+            raise OSError(exc.errno, "cannot clone it (--reflink=always): %s" % exc.strerror) from exc
+        if exc.errno not in _NO_CLONE:
+            raise
+        if exc.errno != errno.EINVAL:
+            facts.uncloned.add(devices)
+        return False
+    if os.fstat(stream.dst).st_size != size:
+        raise FileChanged("changed while it was being copied: %d bytes were planned" % size)
+    facts.cloned = True
+    return True
+
+
+def is_same(worker: Worker, source: int, other: int, start: int, end: int) -> bool:
+    """Whether two open files have the same bytes from ``start`` to ``end``. Raises OSError, Interrupted."""
+    half = worker.buffer_size // 2
+    view = worker.buffer()
+    ours, theirs = view[:half], view[half : 2 * half]
+    for at in range(start, end, half):
+        worker.check()
+        count = min(half, end - at)
+        direct_io.pread(source, ours, count, at, BLOCK_SIZE)
+        direct_io.pread(other, theirs, count, at, BLOCK_SIZE)
+        worker.moved(count)
+        if bytes(ours[:count]) != bytes(theirs[:count]):
+            return False
+    return True
+
+
+def open_standing(making: Making, name: str, size: int) -> Optional[int]:
+    """Open what stands at ``name`` to be compared, if it is a file of that size."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=making.dir_fd)
+    except FileNotFoundError:
+        return None
+    st = os.fstat(fd)
+    if stat.S_ISREG(st.st_mode) and st.st_size == size:
+        return fd
+    os.close(fd)
+    return None
+
+
 def move_all(worker: Worker, facts: Facts, stream: Stream, st: os.stat_result) -> int:
-    """Copy a whole file, holes staying holes; how many bytes it holds."""
+    """Copy a whole file, holes staying holes unless they are not wanted; how many bytes it holds."""
     size = st.st_size
     if size == 0:
         return move_to_end(worker, stream.src, stream.dst)
-    whole = st.st_blocks * 512 >= size
-    if whole and size < DIRECT_MINIMUM and size < worker.buffer_size:
+    options = facts.options
+    if clone(facts, stream, size):
+        return size
+    whole = st.st_blocks * 512 >= size or options.sparse == NEVER
+    if whole and facts.is_small(size) and size < worker.buffer_size:
         return move_small(worker, stream.src, stream.dst, size)
     moved = 0
-    for start, end in data_segments(stream.src, st):
+    for start, end in data_segments(stream.src, st, options.sparse):
         moved += move_range(worker, facts, stream, start, end, moved == 0)
     check_end(worker, stream.src, size)
     os.ftruncate(stream.dst, size)
@@ -416,6 +453,10 @@ def commit(making: Making, new: NewFile) -> None:
 
     Raises OSError (FileExistsError: somebody was faster), NameCollision, NamelessRefused.
     """
+    if making.options.kept.anything():
+        _dress(making, new, None)
+    if making.options.fsync:
+        os.fsync(new.fd)
     try:
         if new.temporary:
             _check_close(new.fd)
@@ -432,6 +473,12 @@ def commit(making: Making, new: NewFile) -> None:
         replace(making, new)
         return
     _close_named(new)
+
+
+def _dress(making: Making, new: NewFile, old: Optional[Replaced]) -> None:
+    if new.st is None:
+        raise ValueError("the new file has no source")
+    dress(new.fd, new.source, new.st, making.options.kept, making.facts.notes, old)
 
 
 def _check_close(fd: int) -> None:
@@ -485,10 +532,15 @@ def replace(making: Making, new: NewFile) -> None:
     standing = standing_at(new.dir_fd, new.name)
     if standing is None:
         raise NameCollision("the file that it was to replace has gone meanwhile")
+    old = None
     if stat.S_ISREG(standing.st_mode):
-        _inherit(making, new, _look_at_replaced(new, standing))
+        old = _look_at_replaced(new, standing)
     elif not stat.S_ISLNK(standing.st_mode):
         raise NameCollision("cannot replace it: it is a %s now" % kind_of(standing.st_mode))
+    if old is not None or making.options.kept.anything():
+        _dress(making, new, old)
+    if making.options.fsync:
+        os.fsync(new.fd)
     _check_close(new.fd)
     os.rename(new.temporary, new.name, src_dir_fd=new.dir_fd, dst_dir_fd=new.dir_fd)
     new.temporary = ""
@@ -499,49 +551,9 @@ def _look_at_replaced(new: NewFile, standing: os.stat_result) -> Replaced:
     """The old file's ACL: getxattr(2) has no dir_fd, /proc's path to the directory serves."""
     path = "/proc/self/fd/%d/%s" % (new.dir_fd, new.name)
     try:
-        return Replaced(standing, os.getxattr(path, ACCESS_ACL, follow_symlinks=False), True)
-    except OSError as exc:
-        none = exc.errno in (errno.ENODATA, errno.EOPNOTSUPP)
-        return Replaced(standing, None, none)
-
-
-def _inherit(making: Making, new: NewFile, old: Replaced) -> None:
-    """Owner, then ACL, then mode: chown clears bits, and a chmod under a foreign ACL would open it."""
-    mode = stat.S_IMODE(old.st.st_mode) & 0o777
-    group_kept = _give_owner(new.fd, old.st)
-    acl_kept = old.acl_known and _give_acl(new.fd, old.acl)
-    if not (group_kept and acl_kept):
-        mode &= ~0o070
-        what = "group" if acl_kept else "ACL"
-        making.facts.notes.add("the %s of replaced files could not be kept; their group bits are cleared" % what)
-    os.fchmod(new.fd, mode)
-
-
-def _give_owner(fd: int, old: os.stat_result) -> bool:
-    """Give the old file's owner and group as far as permitted; whether the group is now the old one."""
-    now = os.fstat(fd)
-    if (now.st_uid, now.st_gid) == (old.st_uid, old.st_gid):
-        return True
-    for uid in (old.st_uid, -1):
-        try:
-            os.fchown(fd, uid, old.st_gid)
-            return True
-        except OSError as exc:
-            if exc.errno not in (errno.EPERM, errno.EACCES, errno.EINVAL):  # EINVAL: an id unknown to a container
-                raise
-    return now.st_gid == old.st_gid
-
-
-def _give_acl(fd: int, acl: Optional[bytes]) -> bool:
-    """Set the access ACL, or remove the one that the directory's default gave; whether that worked."""
-    try:
-        if acl is not None:
-            os.setxattr(fd, ACCESS_ACL, acl)
-        else:
-            os.removexattr(fd, ACCESS_ACL)
-    except OSError as exc:
-        return acl is None and exc.errno in (errno.ENODATA, errno.EOPNOTSUPP)
-    return True
+        return Replaced(standing, read_acl(path, ACCESS_ACL), True)
+    except OSError:  # no /proc, or it may not be asked: the group's bits go then
+        return Replaced(standing, None, False)
 
 
 def rename_noreplace(new: NewFile, facts: Facts) -> None:
@@ -563,7 +575,7 @@ def rename_noreplace(new: NewFile, facts: Facts) -> None:
             raise
     if standing_at(new.dir_fd, new.name) is not None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new.name)
-    facts.notes.add(NOT_ATOMIC)
+    facts.notes.warnings.add(NOT_ATOMIC)
     os.rename(new.temporary, new.name, src_dir_fd=new.dir_fd, dst_dir_fd=new.dir_fd)
 
 
@@ -617,19 +629,25 @@ def is_listed(dir_fd: int, name: str) -> Optional[bool]:
 
 
 class Job(NamedTuple):
-    """One file to copy: where to read it (a name, its directory or None), what was seen of it, its new name."""
+    """One file to copy: where to read it (a name, its directory or None), what was seen of it, its new name.
+
+    ``follow``: the name may be a link. ``compare``: nothing is done if the same bytes stand there.
+    """
 
     source: str
     source_dir: Optional[int]
     entry: FileEntry
     name: str
     replaces: bool
+    follow: bool = True
+    compare: bool = False
 
 
-def copy_file(worker: Worker, making: Making, job: Job) -> int:
+def copy_file(worker: Worker, making: Making, job: Job) -> Optional[int]:
     """Copy one file that a single worker handles, completely or not at all; the bytes that it holds.
 
-    Raises OSError, FileChanged, NameCollision, Interrupted; then nothing of the new file is left.
+    None: the same bytes stand there. Raises OSError, FileChanged, NameCollision, Interrupted; then nothing of the
+    new file is left.
     """
     try:
         return _copy_once(worker, making, job)
@@ -638,13 +656,16 @@ def copy_file(worker: Worker, making: Making, job: Job) -> int:
         return _copy_once(worker, making, job)
 
 
-def _copy_once(worker: Worker, making: Making, job: Job) -> int:
-    src, st = open_source(job.source, job.source_dir, job.entry, making.facts)
+def _copy_once(worker: Worker, making: Making, job: Job) -> Optional[int]:
+    src, st = open_source(job.source, job.source_dir, job.entry, making.facts, job.follow)
     try:
-        new = create(making, job.name, st.st_mode & 0o777, st.st_size, job.replaces)
+        if job.compare and _stands(worker, making, job, src, st):
+            return None
+        new = create(making, job.name, st.st_mode, st.st_size, job.replaces)
         try:
+            new.source, new.st = src, st
             new.size = moved = move_all(worker, making.facts, Stream(src, new.fd, st.st_dev, making.dev), st)
-            check_unchanged(st, os.fstat(src))
+            check_unchanged(st, os.fstat(src), making.options.ignore_times)
             (replace if job.replaces else commit)(making, new)
         except BaseException:
             new.discard()
@@ -652,3 +673,20 @@ def _copy_once(worker: Worker, making: Making, job: Job) -> int:
     finally:
         os.close(src)
     return moved
+
+
+def _stands(worker: Worker, making: Making, job: Job, src: int, st: os.stat_result) -> bool:
+    """Whether the destination has the source's bytes already."""
+    standing = open_standing(making, job.name, st.st_size)
+    if standing is None:
+        return False
+    try:
+        same = is_same(worker, src, standing, 0, st.st_size)
+        if same and st.st_size == 0:  # in /proc a size of 0 says nothing
+            same = direct_io.at_end(src, worker.buffer(), 0, BLOCK_SIZE)
+        elif same:
+            check_end(worker, src, st.st_size)
+    finally:
+        os.close(standing)
+    check_unchanged(st, os.fstat(src), making.options.ignore_times)
+    return same

@@ -15,9 +15,9 @@ import contextlib
 import errno
 import os
 import stat
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from mlperf_common.fileio.landing import Base, DestinationCheck, LooseFile
+from mlperf_common.fileio.landing import Base, DestinationCheck, LooseFile, Wishes
 from mlperf_common.fileio.refusals import (
     INTO_ITSELF,
     NOT_REGULAR,
@@ -28,6 +28,7 @@ from mlperf_common.fileio.refusals import (
     CopyArgumentError,
     CopyIntoItself,
     DestinationExists,
+    DestinationNewer,
     DirectoryInTheWay,
     JustCreated,
     MissingOperand,
@@ -43,12 +44,15 @@ from mlperf_common.fileio.refusals import (
     UnreadableEntries,
     UnusableDestination,
 )
+from mlperf_common.fileio.traces import Landing, Traces
+from mlperf_common.fileio.twins import Family, find_families
 from mlperf_common.fileio.walk import (
     TIME_MASK,
     Directory,
     FileEntry,
     Identity,
     ListDirectories,
+    Look,
     SerialLister,
     Tree,
     TreeProblems,
@@ -63,6 +67,7 @@ __all__ = [
     "CopyIntoItself",
     "CopyPlan",
     "DestinationExists",
+    "DestinationNewer",
     "DirectoryInTheWay",
     "JustCreated",
     "MissingOperand",
@@ -171,7 +176,10 @@ class CopyPlan(NamedTuple):
     ``files``: (absolute source, absolute destination, size in bytes), in byte order of the destination.
     ``directories``: every destination directory that the copy needs, parents of files and empty ones alike,
     shallowest first. The rest is what the copier works from: the base, trees and loose files, and the
-    special files left out as (path, kind).
+    special files left out as (path, kind); ``links``, the symbolic links copied as such, as (absolute source,
+    absolute destination); ``families``, names of one file that become names of one file (``twins``);
+    ``unchanged``, how many files -u leaves as they are; ``mounts``, directories on which another filesystem is
+    mounted; ``top``, where DEST is below the base; ``traces``, what other runs have left there.
     """
 
     files: Sequence[Tuple[str, str, int]]
@@ -180,11 +188,23 @@ class CopyPlan(NamedTuple):
     trees: Sequence[Tree] = ()
     loose: Sequence[LooseFile] = ()
     skipped: Sequence[Tuple[str, str]] = ()
+    links: Sequence[Tuple[str, str]] = ()
+    families: Sequence[Family] = ()
+    unchanged: int = 0
+    mounts: Sequence[str] = ()
+    top: Landing = ()
+    traces: Traces = Traces()
 
     def size(self) -> int:
-        """The bytes of all its files."""
+        """The bytes of all its files, those with several names once."""
         trees = sum(sum(directory.sizes()) for directory in breadth_first(self.trees))
-        return trees + sum(file.entry.size for file in self.loose)
+        twice = sum(family.size * len(family.followers) for family in self.families)
+        return trees + sum(file.entry.size for file in self.loose if not file.is_link) - twice
+
+    def allocated(self) -> int:
+        """The bytes that its files occupy where they are."""
+        trees = sum(directory.allocated for directory in breadth_first(self.trees))
+        return trees + sum(file.allocated for file in self.loose)
 
 
 class OnDemand(Sequence[Any]):
@@ -231,6 +251,7 @@ def planned_files(base: Base, trees: Sequence[Tree], loose: Sequence[LooseFile])
     top: List[Place] = [
         (os.fsencode(file.name), file.source, os.path.join(base.path, file.name), file.entry.size, None)
         for file in loose
+        if not file.is_link
     ]
     for tree in trees:
         if tree.components:
@@ -263,6 +284,18 @@ def _places(directory: Directory, source: str, destination: str) -> List[Place]:
     return found
 
 
+def planned_links(base: Base, trees: Sequence[Tree], loose: Sequence[LooseFile]) -> Iterator[Tuple[str, str]]:
+    """The links that are copied as links, shallowest first."""
+    for file in loose:
+        if file.is_link:
+            yield file.source, os.path.join(base.path, file.name)
+    for directory in breadth_first(trees):
+        if directory.links:
+            source, landing = directory.path(), os.path.join(base.path, *directory.landing())
+            for link in directory.links:
+                yield os.path.join(source, link.name), os.path.join(landing, link.name)
+
+
 def planned_directories(base: Base, trees: Sequence[Tree], loose: Sequence[LooseFile]) -> List[str]:
     """Every destination directory that the copy needs, shallowest first."""
     paths = {os.path.join(base.path, *directory.landing()) for directory in breadth_first(trees)}
@@ -280,21 +313,25 @@ class Operand(NamedTuple):
     standing: Optional[os.stat_result] = None  # what is there already, where it lands
 
     def is_tree(self) -> bool:
-        """Whether it is a directory, links followed."""
+        """Whether it is a directory, links followed if operands that are links are."""
         return stat.S_ISDIR(self.st.st_mode)
+
+    def is_link(self) -> bool:
+        """Whether it is a link that is to be copied as one."""
+        return stat.S_ISLNK(self.st.st_mode)
 
     def landing(self, base: Base) -> str:
         """Where it lands, for messages, as cp would show it."""
         return os.path.join(base.shown, self.name or ".")
 
 
-def _examine(sources: Sequence[str], recursive: bool) -> List[Operand]:
+def _examine(sources: Sequence[str], recursive: bool, follow: bool) -> List[Operand]:
     """Look at every source operand; refuse what is missing, then directories without -r."""
     refusals = Refusals()
     operands = []
     for source in sources:
         try:
-            st = os.stat(source)
+            st = os.stat(source) if follow else os.lstat(source)
         except OSError as exc:
             refusals.add(MissingSource, "cannot stat %s: " + reason_of(exc).replace("%", "%%"), source)
             continue
@@ -373,7 +410,12 @@ def _new_name(operand: Operand, destination: str) -> Tuple[Base, Operand]:
 
 
 def _resolve(
-    sources: Sequence[str], destination: str, recursive: bool, into_directory: bool, no_target_directory: bool
+    sources: Sequence[str],
+    destination: str,
+    recursive: bool,
+    into_directory: bool,
+    no_target_directory: bool,
+    follow: bool = True,
 ) -> Tuple[Base, List[Operand]]:
     """Classify the request and look at its operands: what goes under which name of which directory."""
     if not sources:
@@ -382,9 +424,9 @@ def _resolve(
         raise MissingOperand(["extra operand %s" % quote(sources[2] if len(sources) > 2 else destination)])
     if into_directory or len(sources) > 1:
         base = _target(destination, into_directory)
-        operands = [o._replace(name=entry_name(o.shown)) for o in _examine(sources, recursive)]
+        operands = [o._replace(name=entry_name(o.shown)) for o in _examine(sources, recursive, follow)]
         return base, operands
-    base, operand = _single(_examine(sources, recursive)[0], destination, no_target_directory)
+    base, operand = _single(_examine(sources, recursive, follow)[0], destination, no_target_directory)
     return base, [operand]
 
 
@@ -447,8 +489,8 @@ def _check_landings(base: Base, operands: Sequence[Operand], refusals: Refusals)
 
 def _check_standing(base: Base, operand: Operand, refusals: Refusals) -> None:
     standing = operand.standing
-    if standing is None:
-        return
+    if standing is None or (operand.is_link() and stat.S_ISLNK(standing.st_mode)):
+        return _check_same_link(base, operand, refusals)
     landing = operand.landing(base)
     path = os.path.join(base.path, operand.name)
     if _leads_to(path, standing, (operand.st.st_dev, operand.st.st_ino)):
@@ -461,6 +503,13 @@ def _check_standing(base: Base, operand: Operand, refusals: Refusals) -> None:
         refusals.add(DirectoryInTheWay, OVER_DIRECTORY, landing)
     elif not stat.S_ISREG(standing.st_mode) and not stat.S_ISLNK(standing.st_mode):
         refusals.add(NotRegularDestination, NOT_REGULAR, landing)
+
+
+def _check_same_link(base: Base, operand: Operand, refusals: Refusals) -> None:
+    """A link on a link: one may take the other's place, unless they are the same."""
+    standing = operand.standing
+    if standing is not None and (standing.st_dev, standing.st_ino) == (operand.st.st_dev, operand.st.st_ino):
+        refusals.add(SameFile, SAME_FILE, operand.shown, operand.landing(base))
 
 
 def validate_copy_args(
@@ -481,6 +530,9 @@ def validate_copy_args(
     refusals.raise_first()
 
 
+FOLLOW_ALL, FOLLOW_OPERANDS, FOLLOW_NONE = "all", "operands", "none"  # -L, -H, -P
+
+
 def plan_copy_operations(
     sources: Sequence[str],
     destination: str,
@@ -490,32 +542,91 @@ def plan_copy_operations(
     force: bool = False,
     skip_special: bool = False,
     list_directories: Optional[ListDirectories] = None,
+    follow: str = FOLLOW_ALL,
+    one_file_system: bool = False,
+    update: bool = False,
+    checksum: bool = False,
+    keep_links: bool = False,
+    ignore_times: bool = False,
 ) -> CopyPlan:
     """Plan the copy that ``cp -rL SOURCES DESTINATION`` would make, or refuse it whole. Reads only.
 
     ``force``: existing files are replaced; without it each is a refusal. ``skip_special``: FIFOs, sockets and
-    devices are left out and listed in ``skipped``. Raises CopyArgumentError's subclasses; UnreadableEntries.
+    devices are left out and listed in ``skipped``. ``follow``: which links are taken for what they lead to, as cp's
+    -L, -H and -P. ``one_file_system``: as cp's -x. ``update``: of the existing files those that are older are
+    replaced; with ``checksum`` those that differ. ``keep_links``: names of one file stay so. ``ignore_times``:
+    modification times are not trusted. Raises CopyArgumentError's subclasses; UnreadableEntries.
     """
-    base, operands = _resolve(sources, destination, recursive, into_directory, no_target_directory)
+    followed = follow != FOLLOW_NONE
+    base, operands = _resolve(sources, destination, recursive, into_directory, no_target_directory, followed)
+    look = Look(follow == FOLLOW_ALL, None, ignore_times, keep_links)
+    rules = _Rules(look, one_file_system, skip_special, Wishes(force, update, checksum))
+    with _lister(list_directories) as lister:
+        plan = _plan(base, operands, rules, lister)
+    return plan._replace(top=_top(plan, destination))
+
+
+class _Rules(NamedTuple):
+    look: Look
+    one_file_system: bool
+    skip_special: bool
+    wishes: Wishes
+
+
+def _plan(base: Base, operands: Sequence[Operand], rules: _Rules, lister: ListDirectories) -> CopyPlan:
     refusals = Refusals()
-    operands = _check_landings(base, operands, refusals)
-    operands, skipped = _without_specials(operands, skip_special, refusals)
+    checked, skipped = _without_specials(_check_landings(base, operands, refusals), rules.skip_special, refusals)
     refusals.raise_first()
 
-    trees = [_tree(operand) for operand in operands if operand.is_tree()]
-    loose = [_loose(operand) for operand in operands if not operand.is_tree()]
-    with _lister(list_directories) as lister:
-        problems = walk(trees, lister)
-        _check_nesting(base, operands, trees, refusals)
-        refusals.raise_first()
-        _refuse(problems, skip_special)
-        DestinationCheck(base, trees, loose, refusals).run(lister)
-    if force:
-        refusals.drop(DestinationExists)
+    trees = [_tree(operand, rules.look, rules.one_file_system) for operand in checked if operand.is_tree()]
+    loose = [_loose(operand) for operand in checked if not operand.is_tree()]
+    problems = walk(trees, lister)
+    _check_nesting(base, checked, trees, refusals)
     refusals.raise_first()
-    count = len(loose) + sum(d.count() for d in breadth_first(trees))
-    files = OnDemand(lambda: planned_files(base, trees, loose), count)
-    return CopyPlan(files, planned_directories(base, trees, loose), base, trees, loose, skipped + problems.specials)
+    _refuse(problems, rules.skip_special)
+    check = DestinationCheck(base, trees, loose, refusals, rules.wishes)
+    check.run(lister)
+    for rule in (DestinationExists, DestinationNewer) if rules.wishes.force else ():
+        refusals.drop(rule)
+    refusals.raise_first()
+    families = find_families(trees, loose, check.unchanged) if rules.look.twins else []
+    return _make_plan(base, trees, _without_unchanged(loose, check.unchanged), families)._replace(
+        skipped=skipped + problems.specials, unchanged=check.count(), mounts=problems.mounts, traces=check.traces
+    )
+
+
+def _top(plan: CopyPlan, destination: str) -> Landing:
+    """Where DEST is below the base: a directory that is to be made, or the base itself."""
+    new = len(plan.trees) == 1 and not plan.loose and not os.path.isdir(destination)
+    return plan.trees[0].components if new else ()
+
+
+def _without_unchanged(
+    loose: Sequence[LooseFile], unchanged: Dict[Optional[Directory], Set[bytes]]
+) -> List[LooseFile]:
+    """Take what -u leaves alone out of the trees, and out of the operands."""
+    for directory, names in unchanged.items():
+        if directory is not None:
+            directory.drop(names)
+    names = unchanged.get(None, set())
+    return [file for file in loose if os.fsencode(file.name) not in names]
+
+
+def _make_plan(
+    base: Base, trees: Sequence[Tree], loose: Sequence[LooseFile], families: Sequence[Family]
+) -> CopyPlan:
+    everything = breadth_first(trees)
+    files = sum(not file.is_link for file in loose) + sum(d.count() for d in everything)
+    links = sum(file.is_link for file in loose) + sum(len(d.links) for d in everything)
+    return CopyPlan(
+        OnDemand(lambda: planned_files(base, trees, loose), files),
+        planned_directories(base, trees, loose),
+        base,
+        trees,
+        loose,
+        links=OnDemand(lambda: planned_links(base, trees, loose), links),
+        families=families,
+    )
 
 
 def _without_specials(
@@ -524,7 +635,7 @@ def _without_specials(
     """The operands that are files or directories, and the others as (path, kind)."""
     kept, skipped = [], []
     for operand in operands:
-        if operand.is_tree() or stat.S_ISREG(operand.st.st_mode):
+        if operand.is_tree() or operand.is_link() or stat.S_ISREG(operand.st.st_mode):
             kept.append(operand)
             continue
         skipped.append((operand.shown, kind_of(operand.st.st_mode)))
@@ -533,8 +644,10 @@ def _without_specials(
     return kept, skipped
 
 
-def _tree(operand: Operand) -> Tree:
-    tree = Tree(absolute(operand.shown), operand.shown, (operand.name,) if operand.name else ())
+def _tree(operand: Operand, look: Look, one_file_system: bool) -> Tree:
+    if one_file_system:
+        look = look._replace(device=operand.st.st_dev)
+    tree = Tree(absolute(operand.shown), operand.shown, (operand.name,) if operand.name else (), look)
     if operand.standing is not None:
         tree.root.existing = set()
     return tree
@@ -543,7 +656,16 @@ def _tree(operand: Operand) -> Tree:
 def _loose(operand: Operand) -> LooseFile:
     st = operand.st
     entry = FileEntry(operand.name, st.st_size, st.st_dev, st.st_ino, st.st_mtime_ns & TIME_MASK)
-    return LooseFile(absolute(operand.shown), operand.shown, operand.name, entry, operand.standing)
+    return LooseFile(
+        absolute(operand.shown),
+        operand.shown,
+        operand.name,
+        entry,
+        operand.standing,
+        operand.is_link(),
+        nlink=st.st_nlink,
+        allocated=st.st_blocks * 512,
+    )
 
 
 def _check_nesting(base: Base, operands: Sequence[Operand], trees: Sequence[Tree], refusals: Refusals) -> None:
@@ -553,7 +675,8 @@ def _check_nesting(base: Base, operands: Sequence[Operand], trees: Sequence[Tree
     for tree in trees:
         if tree.components:
             continue
-        for name in [child.name for child in tree.root.children] + [f.name for f in tree.root.files()]:
+        names = [child.name for child in tree.root.children] + [f.name for f in tree.root.files()]
+        for name in names + [link.name for link in tree.root.links]:
             if name in taken:
                 path = os.path.join(base.shown, name)
                 refusals.add(JustCreated, "will not overwrite just-created %s with %s", path, tree.root.shown(name))

@@ -9,43 +9,17 @@ single files are part of a result; an error of a directory fails its task.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from mlperf_common.fileio import copyfile, listing, walk, words
-from mlperf_common.fileio.copyfile import (
-    Facts,
-    FileChanged,
-    Job,
-    Making,
-    NameCollision,
-    NamelessRefused,
-    Options,
-    Stream,
-)
+from mlperf_common.fileio import copyfile, dressing, linktasks, listing, walk, words
+from mlperf_common.fileio.copyfile import FileChanged, Job, Making, NameCollision, NamelessRefused, Stream
+from mlperf_common.fileio.dressing import open_directory
+from mlperf_common.fileio.facts import FATAL, Failed, Learned, Options, facts_of, learned, reason_of
+from mlperf_common.fileio.metadata import creation_mode
 from mlperf_common.fileio.walk import FileEntry, Identity
 from mlperf_common.fileio.workers import Worker
-
-# Errors of the destination after which every other file would fail too (write(2), mkdir(2)).
-FATAL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-
-
-class Learned(NamedTuple):
-    """What a worker has learned of devices, for the parent: see ``copyfile.Facts``."""
-
-    refused: Dict[Tuple[str, int], str]
-    direct: Set[str]
-    notes: Set[str]
-
-
-class Failed(NamedTuple):
-    """A file of a batch that was not copied: its position, errno or 0, the reason."""
-
-    position: int
-    errno: int
-    reason: str
 
 
 class Batch(NamedTuple):
@@ -58,14 +32,17 @@ class Batch(NamedTuple):
     identity: Identity
     base_key: int
     landing: Tuple[str, ...]
-    files: Tuple[Tuple[str, FileEntry, bool], ...]  # where to read it, what was seen, whether it replaces
+    files: Tuple[Tuple[str, FileEntry, bool, bool], ...]  # where to read it, what was seen, replaces, compare
+    follow: bool
 
 
 class BatchResult(NamedTuple):
-    """How many files and bytes were copied; which were not; how many were tried before a fatal error."""
+    """How many files and bytes were copied, how many stood there with the same bytes; which were not copied; how many
+    were tried before a fatal error."""
 
     files: int
     bytes: int
+    same: List[int]  # positions
     failures: List[Failed]
     tried: int
     learned: Learned
@@ -83,9 +60,18 @@ class Extent(NamedTuple):
     first: bool
 
 
+class Comparison(NamedTuple):
+    """The bytes ``start`` to ``end`` of a source and of what stands at its destination, to be compared."""
+
+    start: int
+    end: int
+    size: int
+
+
 class Level(NamedTuple):
     """Directories to make in one directory: (name, mode)."""
 
+    options: Options
     base_key: int
     landing: Tuple[str, ...]
     directories: Tuple[Tuple[str, int], ...]
@@ -109,24 +95,11 @@ class Check(NamedTuple):
     directories: Tuple[Tuple[Tuple[str, ...], Tuple[int, ...], Identity, bytes], ...]
 
 
-def facts_of(worker: Worker, token: str) -> Facts:
-    """The worker's facts, kept between tasks."""
-    if "facts" not in worker.memory:
-        worker.memory["facts"] = Facts(token, worker.number)
-    facts: Facts = worker.memory["facts"]
-    return facts
-
-
-def learned(facts: Facts) -> Learned:
-    """The facts as they travel; a note is passed on once."""
-    notes, facts.notes = facts.notes, set()
-    return Learned(facts.refused, facts.direct, notes)
-
-
 def make_directories(worker: Worker, level: Level, fds: Sequence[int]) -> List[Made]:
     """Make directories in one directory; what is there already is accepted only if it is that very directory."""
     place = listing.kept_chain(worker, level.base_key, True, fds[0]).open(level.landing)
-    return [_make_directory(place, name, mode) for name, mode in level.directories]
+    kept = level.options.kept
+    return [_make_directory(place, name, creation_mode(kept, mode, True)) for name, mode in level.directories]
 
 
 def _make_directory(place: int, name: str, mode: int) -> Made:
@@ -140,10 +113,22 @@ def _make_directory(place: int, name: str, mode: int) -> Made:
         if existed:
             _accept(place, name, st)
         elif st.st_mode & 0o700 != 0o700:  # a umask that takes from the owner: as cp, until the end
-            set_directory_mode(place, name, stat.S_IMODE(st.st_mode) | 0o700)
+            _give_owner_bits(place, name, st)
     except (OSError, NameCollision) as exc:
         return Made(0, 0, 0, existed, getattr(exc, "errno", 0) or 0, reason_of(exc))
     return Made(st.st_dev, st.st_ino, stat.S_IMODE(st.st_mode), existed)
+
+
+def _give_owner_bits(place: int, name: str, st: os.stat_result) -> None:
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+    try:
+        own, target = open_directory(fd)
+        try:
+            os.chmod(target, stat.S_IMODE(st.st_mode) | 0o700)
+        finally:
+            os.close(own)
+    finally:
+        os.close(fd)
 
 
 def _accept(place: int, name: str, st: os.stat_result) -> None:
@@ -154,46 +139,32 @@ def _accept(place: int, name: str, st: os.stat_result) -> None:
         raise NameCollision("collides with another name in the destination's directory")
 
 
-def set_directory_mode(place: int, name: str, mode: int) -> None:
-    """Set a directory's mode without following a link. One that may not be read goes by O_PATH and /proc."""
-    flags = os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
-    target: Union[int, str]
-    try:
-        target = fd = os.open(name, os.O_RDONLY | flags, dir_fd=place)
-    except PermissionError:
-        fd = os.open(name, os.O_PATH | flags, dir_fd=place)
-        target = "/proc/self/fd/%d" % fd
-    try:
-        os.chmod(target, mode)
-    finally:
-        os.close(fd)
-
-
-def reason_of(exc: BaseException) -> str:
-    """Why a file was not copied, in words."""
-    return words.reason_of(exc) if isinstance(exc, OSError) else str(exc)
-
-
 def copy_batch(worker: Worker, batch: Batch, fds: Sequence[int]) -> BatchResult:
     """Copy the files of a batch, each whole or not at all; after a fatal error the rest is not tried."""
-    facts = facts_of(worker, batch.options.token)
+    facts = facts_of(worker, batch.options)
     source = None if batch.components is None else _source_directory(worker, batch, fds[0])
     place = listing.kept_chain(worker, batch.base_key, True, fds[-1]).open(batch.landing)
     making = Making(place, os.fstat(place).st_dev, batch.options, facts)
     files = moved = tried = 0
     failures: List[Failed] = []
-    for index, (name, entry, replaces) in enumerate(batch.files):
+    same: List[int] = []
+    for index, (name, entry, replaces, compare) in enumerate(batch.files):
         worker.check()
         tried += 1
         try:
-            moved += copyfile.copy_file(worker, making, Job(name, source, entry, entry.name, replaces))
-            files += 1
+            job = Job(name, source, entry, entry.name, replaces, batch.follow, compare)
+            size = copyfile.copy_file(worker, making, job)
+            if size is None:
+                same.append(index)
+            else:
+                moved += size
+                files += 1
         except (OSError, FileChanged, NameCollision, NamelessRefused) as exc:
             number = exc.errno or 0 if isinstance(exc, OSError) else 0
             failures.append(Failed(index, number, reason_of(exc)))
             if number in FATAL:
                 break
-    return BatchResult(files, moved, failures, tried, learned(facts))
+    return BatchResult(files, moved, same, failures, tried, learned(facts))
 
 
 def _source_directory(worker: Worker, batch: Batch, root_fd: int) -> int:
@@ -207,12 +178,20 @@ def _source_directory(worker: Worker, batch: Batch, root_fd: int) -> int:
 
 def copy_extent(worker: Worker, extent: Extent, fds: Sequence[int]) -> Tuple[int, Learned]:
     """Copy one extent; the one that ends the file also sees that the source ends there."""
-    facts = facts_of(worker, extent.options.token)
+    facts = facts_of(worker, extent.options)
     stream = Stream(fds[0], fds[1], extent.src_dev, extent.dst_dev)
     moved = copyfile.move_range(worker, facts, stream, extent.start, extent.end, extent.first)
     if extent.end == extent.size:
         copyfile.check_end(worker, fds[0], extent.size)
     return moved, learned(facts)
+
+
+def compare_extent(worker: Worker, part: Comparison, fds: Sequence[int]) -> bool:
+    """Whether a part of a source is what stands at its destination; the last one also sees that the source ends."""
+    same = copyfile.is_same(worker, fds[0], fds[1], part.start, part.end)
+    if same and part.end == part.size:
+        copyfile.check_end(worker, fds[0], part.size)
+    return same
 
 
 def check_directories(worker: Worker, check: Check, fds: Sequence[int]) -> List[str]:
@@ -248,5 +227,10 @@ FUNCTIONS: Dict[str, Any] = {
     "mkdir": make_directories,
     "batch": copy_batch,
     "extent": copy_extent,
+    "compare": compare_extent,
+    "links": linktasks.make_links,
+    "twins": linktasks.make_twins,
     "check": check_directories,
+    "dress": dressing.dress_directories,
+    "sync": dressing.sync_directories,
 }

@@ -10,16 +10,19 @@ filesystems).
 from __future__ import annotations
 
 import os
-import stat
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from mlperf_common.fileio import copytasks, walk, words
+from mlperf_common.fileio import walk, words
 from mlperf_common.fileio.copyplan import CopyPlan
-from mlperf_common.fileio.copytasks import FATAL, Check, Level, Made
+from mlperf_common.fileio.copytasks import FUNCTIONS, Check, Level, Made
+from mlperf_common.fileio.dressing import EXISTED, Dress, DressTask, SyncTask
+from mlperf_common.fileio.facts import FATAL, Options
 from mlperf_common.fileio.listing import AnyPool, Roots
+from mlperf_common.fileio.metadata import Seen
 from mlperf_common.fileio.report import Events, Summary
+from mlperf_common.fileio.stopping import StopFlag
 from mlperf_common.fileio.walk import Directory
-from mlperf_common.fileio.workers import Failure, Task
+from mlperf_common.fileio.workers import Failure, InProcess, Task
 
 GROUP = 64  # directories made, or compared, in one task
 
@@ -29,14 +32,17 @@ COLLIDES = "collides with another name in the destination's directory"
 class Directories:
     """The destination directories of one plan, and the source directories behind them."""
 
-    def __init__(self, plan: CopyPlan, pool: AnyPool, roots: Roots, summary: Summary, events: Events) -> None:
+    def __init__(
+        self, plan: CopyPlan, pool: AnyPool, roots: Roots, options: Options, summary: Summary, events: Events
+    ) -> None:
         self._plan = plan
+        self._options = options
         self._pool = pool
         self._roots = roots
         self._summary = summary
         self._events = events
         self._broken: Set[Directory] = set()
-        self._made: List[Tuple[Directory, int]] = []
+        self._made: Dict[Directory, int] = {}  # and the mode that each was made with
         self._owners: Dict[Tuple[int, int], Directory] = {}
         self._tasks: Iterator[Task] = iter(())
 
@@ -70,7 +76,7 @@ class Directories:
         base = self._roots.get(self._plan.base.path, True)
         for group in grouped(missing, lambda directory: directory.parent):
             wanted = tuple((d.landing()[-1], d.mode) for d in group)
-            yield Task("mkdir", Level(base.key, group[0].landing()[:-1], wanted), (base.fd,), group)
+            yield Task("mkdir", Level(self._options, base.key, group[0].landing()[:-1], wanted), (base.fd,), group)
 
     def _on_made(self, task: Task, result: Any) -> None:
         for position, directory in enumerate(task.context):
@@ -88,7 +94,7 @@ class Directories:
             self._owners[made.dev, made.ino] = directory
             if not made.existed:
                 self._summary.directories += 1
-                self._made.append((directory, made.mode))
+                self._made[directory] = made.mode
 
     def _break(self, directory: Directory, reason: str, number: int) -> None:
         self._broken.add(directory)
@@ -103,29 +109,80 @@ class Directories:
 
     # ---- the end
 
-    def finish(self) -> None:
-        """Deepest first, what this run made loses the owner bits that the source lacks, and no more than that."""
-        chain = None
-        for directory, mode in reversed(self._made):
-            final = mode & ~(0o700 & ~stat.S_IMODE(directory.mode))
-            if final == mode and mode & 0o700 == 0o700:
-                continue  # as the kernel made it: nearly always
-            landing = directory.landing()
-            try:
-                if chain is None:
-                    chain = walk.open_chain(os.dup(self._roots.get(self._plan.base.path, True).fd), True)
-                copytasks.set_directory_mode(chain.open(landing[:-1]), landing[-1], final)
-            except OSError as exc:
-                self._problem("cannot set the mode of directory %s: %s", directory, words.reason_of(exc))
-        if chain is not None:
-            chain.close()
+    def finish(self, learn: Any, alone: bool = False) -> None:
+        """Deepest first, directories get their last mode, and what of their sources is to be kept.
+
+        Those of a run that was stopped too, ``alone``: in this process, since its workers may be gone.
+        """
+        pool = InProcess(FUNCTIONS, 0, StopFlag()) if alone else self._pool
+        levels: Dict[int, List[Directory]] = {}
+        for directory in walk.breadth_first(self._plan.trees):
+            if not self.is_broken(directory) and self._needs_finish(directory):
+                levels.setdefault(len(directory.landing()), []).append(directory)
+        for depth in sorted(levels, reverse=True):
+            self._tasks = self._dressings(levels[depth])
+            pool.run(lambda worker, ahead: next(self._tasks, None), lambda t, r: self._on_dressed(t, r, learn))
+        self._made.clear()
+        if alone:
+            pool.close()
+
+    def _needs_finish(self, directory: Directory) -> bool:
+        made = self._made.get(directory)
+        if self._options.kept.anything():
+            return made is not None or directory.existing is not None
+        return made is not None and directory.mode & made & 0o700 != 0o700  # else as the kernel made it: nearly always
+
+    def _dressings(self, level: Sequence[Directory]) -> Iterator[Task]:
+        base = self._roots.get(self._plan.base.path, True)
+        for group in grouped(level, lambda directory: directory.tree):
+            root = self._roots.get(group[0].tree.source, False)
+            dresses = tuple(
+                Dress(
+                    d.landing(),
+                    d.request().components,
+                    d.request().links,
+                    Seen(d.mode, *d.owner, d.atime_ns, d.identity.mtime_ns),
+                    self._made.get(d, EXISTED),
+                )
+                for d in group
+            )
+            yield Task("dress", DressTask(self._options, root.key, base.key, dresses), (root.fd, base.fd), group)
+
+    def _on_dressed(self, task: Task, result: Any, learn: Any) -> None:
+        failure = isinstance(result, Failure)
+        for position, directory in enumerate(task.context):
+            reason = result.reason if failure else result.reasons[position]
+            if reason:
+                self._problem("cannot finish directory %s: %s", directory, reason)
+        if not failure:
+            learn(result.learned)
+
+    def sync(self) -> None:
+        """Write the directories of the copy to the storage: their names are there then, too."""
+        self._run(self._syncs(), self._on_synced)
+
+    def _syncs(self) -> Iterator[Task]:
+        base = self._roots.get(self._plan.base.path, True)
+        yield Task("sync", SyncTask(base.key, ((),)), (base.fd,), (self._plan.base.shown or ".",))
+        directories = [d for d in walk.breadth_first(self._plan.trees) if not self.is_broken(d) and d.landing()]
+        for group in grouped(directories, lambda directory: None):
+            shown = tuple(os.path.join(self._plan.base.shown, *d.landing()) for d in group)
+            yield Task("sync", SyncTask(base.key, tuple(d.landing() for d in group)), (base.fd,), shown)
+
+    def _on_synced(self, task: Task, result: Any) -> None:
+        for position, shown in enumerate(task.context):
+            reason = result.reason if isinstance(result, Failure) else result[position]
+            if reason:
+                self._summary.problems += 1
+                self._events.problem("cannot fsync directory %s: %s" % (words.quote(shown), reason))
 
     def check_sources(self) -> None:
         """Compare every source directory with what the walk saw: an entry added meanwhile was not copied."""
         self._run(self._checks(), self._on_checked)
 
     def _checks(self) -> Iterator[Task]:
-        for group in grouped(walk.breadth_first(self._plan.trees), lambda directory: directory.tree):
+        entered = [d for d in walk.breadth_first(self._plan.trees) if d.tree.look.device in (None, d.identity.dev)]
+        for group in grouped(entered, lambda directory: directory.tree):
             root = self._roots.get(group[0].tree.source, False)
             looks = tuple((d.request().components, d.request().links, d.identity, d.digest) for d in group)
             yield Task("check", Check(root.key, looks), (root.fd,), group)

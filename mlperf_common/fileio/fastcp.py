@@ -7,13 +7,16 @@ stdout carries only what was asked for (--dry-run's plan); all else goes to stde
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from mlperf_common import __version__
 from mlperf_common.fileio import command, copyplan, direct_io, session
 from mlperf_common.fileio.copyplan import CopyPlan
+from mlperf_common.fileio.facts import Options
+from mlperf_common.fileio.metadata import Kept
 from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.stopping import Interrupted
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
     from mlperf_common.fileio.listing import AnyPool
 
 PROGRAM = "fastcp"
+
+ATTRIBUTES = ("mode", "ownership", "timestamps", "links", "xattr")  # what --preserve may name
+
+DIRECT_HELP = """auto: large files move with O_DIRECT where it can be had (default); always: every file, or it fails;
+never: through the page cache"""
+REFLINK_HELP = """auto: copies share the blocks of their sources where the filesystem can (default); always: or they
+fail; never: bytes are copied"""
 
 USAGE = """fastcp [OPTION]... SOURCE DEST
        fastcp [OPTION]... SOURCE... DIRECTORY
@@ -61,10 +71,93 @@ def make_parser() -> command.Parser:
         command.buffer_size,
     )
     add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices instead of refusing them")
+    _add_metadata_options(add)
+    add(
+        "-u",
+        "--update",
+        action="store_true",
+        help="of the destination files that exist, leave those of the same size that are not older, and replace those "
+        "that are older",
+    )
+    add("--checksum", action="store_true", help="with -u: compare the bytes of files of one size, whatever their times")
+    add("-x", "--one-file-system", action="store_true", help="do not enter directories on which another is mounted")
+    add("--ignore-times", action="store_true", help="see by size and inode alone whether a source changes")
+    _add_choice(add, "direct", ("auto", "always", "never"), DIRECT_HELP)
+    _add_choice(add, "sparse", ("auto", "never"), "auto: holes stay holes (default); never: they are filled")
+    _add_choice(add, "reflink", ("auto", "always", "never"), REFLINK_HELP)
+    add("--fsync", action="store_true", help="write files and directories to the storage before the end")
     add("-N", "--dry-run", action="store_true", help="print what would be copied where; write nothing")
     add("-v", "--verbose", action="store_true", help="name each file when it has been copied")
     add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
     return parser
+
+
+def _add_metadata_options(add: Any) -> None:
+    words = "the same as -r -P --preserve=all"
+    add("-a", "--archive", nargs=0, action=_Archive, dest="kept", default=Kept(), help=words)
+    add("-p", nargs=0, action=_Preserve, dest="kept", help="the same as --preserve=mode,ownership,timestamps")
+    add(
+        "--preserve",
+        nargs="?",
+        metavar="LIST",
+        action=_Preserve,
+        dest="kept",
+        help="keep what LIST names: mode (with ACLs), ownership, timestamps, links, xattr, all; separated by commas",
+    )
+    add("--no-preserve", metavar="LIST", action=_NoPreserve, dest="kept", help="do not keep what LIST names")
+    for letter, name, follow, words in (
+        ("P", "--no-dereference", copyplan.FOLLOW_NONE, "copy symbolic links as links"),
+        ("L", "--dereference", copyplan.FOLLOW_ALL, "follow symbolic links (default)"),
+        ("H", None, copyplan.FOLLOW_OPERANDS, "follow symbolic links that are operands, copy others as links"),
+    ):
+        names = ["-" + letter] + ([name] if name else [])
+        add(*names, action="store_const", const=follow, dest="follow", default=copyplan.FOLLOW_ALL, help=words)
+
+
+def _add_choice(add: Any, name: str, choices: Sequence[str], words: str) -> None:
+    add("--" + name, metavar="WHEN", choices=choices, default="auto", help=words)
+
+
+class _Preserve(argparse.Action):
+    """Adds to what is kept; without a list, as cp does, mode, ownership and timestamps."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Optional[str] = None) -> None:
+        names = ["mode", "ownership", "timestamps"] if values in (None, []) else _names(self, values)
+        changes: Dict[str, bool] = dict.fromkeys(ATTRIBUTES if "all" in names else names, True)
+        changes["xattr_required"] = namespace.kept.xattr_required or "xattr" in names
+        if "mode" in changes:
+            changes["default_mode"] = False
+        namespace.kept = namespace.kept._replace(**changes)
+
+
+class _NoPreserve(argparse.Action):
+    """Takes from what is kept; without the mode, new files get that of any new file."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Optional[str] = None) -> None:
+        names = _names(self, values)
+        changes: Dict[str, bool] = dict.fromkeys(ATTRIBUTES if "all" in names else names, False)
+        if "mode" in changes:
+            changes["default_mode"] = True
+        if "xattr" in changes:
+            changes["xattr_required"] = False
+        namespace.kept = namespace.kept._replace(**changes)
+
+
+class _Archive(argparse.Action):
+    """-r -P --preserve=all, as cp's -a."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Optional[str] = None) -> None:
+        namespace.recursive = True
+        namespace.follow = copyplan.FOLLOW_NONE
+        namespace.kept = namespace.kept._replace(**dict.fromkeys(ATTRIBUTES, True), default_mode=False)
+
+
+def _names(action: argparse.Action, text: str) -> List[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in (*ATTRIBUTES, "all"):
+            raise argparse.ArgumentError(action, "not one of %s, all: %s" % (", ".join(ATTRIBUTES), quote(name)))
+    return names
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -89,6 +182,10 @@ def _operands(parser: command.Parser, args: Any) -> Tuple[List[str], str]:
     operands: List[str] = args.operands
     if args.quiet and args.verbose:
         parser.error("cannot combine --quiet (-q) and --verbose (-v)")
+    if args.checksum and not args.update:
+        parser.error("--checksum needs --update (-u)")
+    if args.reflink == "always" and args.sparse == "never":
+        parser.error("cannot combine --reflink=always and --sparse=never")
     if args.target_directory is not None and args.no_target_directory:
         parser.error("cannot combine --target-directory (-t) and --no-target-directory (-T)")
     if not operands:
@@ -115,7 +212,6 @@ def _settle_buffer(args: Any) -> None:
 
 def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> int:
     from mlperf_common.fileio import transfer
-    from mlperf_common.fileio.copyfile import Options
     from mlperf_common.fileio.listing import PoolLister, Roots
 
     started = time.monotonic()
@@ -123,15 +219,14 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
     roots = Roots(pool)
     try:
         plan = _plan(args, sources, destination, PoolLister(pool, roots))
-        for path, kind in plan.skipped:
-            console.skipped(path, kind)
+        console.tell(plan)
         if args.dry_run:
             _print_plan(plan)
             return 0
         summary = Summary()
         size, files = plan.size(), len(plan.files)
         console.follow(pool, lambda: (size, summary.files, files))
-        transfer.copy(plan, pool, roots, Options(os.urandom(5).hex(), args.force), console, summary)
+        transfer.copy(plan, pool, roots, _options(args), console, summary)
     except Interrupted as exc:
         console.interrupted(exc, "what is there so far is whole")
         raise
@@ -152,6 +247,25 @@ def _plan(args: Any, sources: Sequence[str], destination: str, list_directories:
         force=args.force,
         skip_special=args.skip_special,
         list_directories=list_directories,
+        follow=args.follow,
+        one_file_system=args.one_file_system,
+        update=args.update,
+        checksum=args.checksum,
+        keep_links=args.kept.links,
+        ignore_times=args.ignore_times,
+    )
+
+
+def _options(args: Any) -> Options:
+    return Options(
+        os.urandom(5).hex(),
+        args.force,
+        args.kept,
+        args.ignore_times,
+        args.direct,
+        args.sparse,
+        args.reflink,
+        args.fsync,
     )
 
 
@@ -162,6 +276,8 @@ def _print_plan(plan: CopyPlan) -> None:
         out.write(os.fsencode("directory %s\n" % quote(path)))
     for source, destination, size in plan.files:
         out.write(os.fsencode("file %s -> %s (%s)\n" % (quote(source), quote(destination), counted(size, "byte"))))
+    for source, destination in plan.links:
+        out.write(os.fsencode("link %s -> %s\n" % (quote(source), quote(destination))))
 
 
 class _Console(session.Console, Events):
@@ -174,18 +290,28 @@ class _Console(session.Console, Events):
     def copied(self, source: str, destination: str) -> None:
         self.say("%s -> %s" % (quote(source), quote(destination)))
 
+    def linked(self, source: str, destination: str) -> None:
+        self.copied(source, destination)
+
+    def tell(self, plan: CopyPlan) -> None:
+        """What the plan leaves out, or meets on its way."""
+        for path, kind in plan.skipped:
+            self.skipped(path, kind)
+        if self.verbose:
+            for path in plan.mounts:
+                self.say("note: another filesystem is mounted on %s" % quote(path))
+
     def failed(self, source: str, destination: str, reason: str) -> None:
         self.say("cannot copy %s to %s: %s" % (quote(source), quote(destination), reason))
 
     def conclude(self, plan: CopyPlan, summary: Summary, seconds: float) -> None:
         """The last line: what was done, and first of all whether anything is missing."""
-        done = "%s, %s, %s in %s, %s, io=%s" % (
-            counted(summary.files, "file"),
-            counted(summary.directories, "directory"),
-            format_bytes(summary.bytes),
+        done = "%s in %s, %s, io=%s%s" % (
+            ", ".join(_done(summary)),
             format_seconds(seconds),
             format_rate(summary.bytes, seconds),
             summary.io_mode(),
+            "".join("; " + text for text in _besides(summary)),
         )
         if summary.is_complete():
             if not self.quiet:
@@ -195,4 +321,26 @@ class _Console(session.Console, Events):
             self.say("stopped early: %s" % summary.stopped)
         missing = summary.failed + summary.not_tried
         other = ", %s" % counted(summary.problems, "other problem") if summary.problems else ""
-        self.say("FAILED: %d of %s not copied%s; %s" % (missing, counted(len(plan.files), "file"), other, done))
+        total = counted(len(plan.files) + len(plan.links), "file")
+        self.say("FAILED: %d of %s not copied%s; %s" % (missing, total, other, done))
+
+
+def _done(summary: Summary) -> List[str]:
+    links = [counted(summary.links, "link")] if summary.links else []
+    return [
+        counted(summary.files, "file"),
+        *links,
+        counted(summary.directories, "directory"),
+        format_bytes(summary.bytes),
+    ]
+
+
+def _besides(summary: Summary) -> List[str]:
+    """What else is to be known of a run, where it is not nothing."""
+    counts = (
+        (summary.unchanged, "%d skipped, unverified"),
+        (summary.same, "%d skipped, compared and the same"),
+        (summary.left_behind, "temporary files of other runs: %d"),
+        (summary.outside, "links that lead out of the tree: %d"),
+    )
+    return [text % number for number, text in counts if number]

@@ -14,7 +14,7 @@ from typing import Deque, Optional, Tuple
 
 from mlperf_common.fileio import batches, copyfile
 from mlperf_common.fileio.batches import PlannedFile
-from mlperf_common.fileio.copyfile import Making, NewFile
+from mlperf_common.fileio.copyfile import Making, NewFile, Stream
 from mlperf_common.fileio.walk import Directory
 
 
@@ -24,6 +24,10 @@ class LargeFile:
     def __init__(self, directory: Optional[Directory], file: PlannedFile) -> None:
         self.directory = directory
         self.file = file
+        self.comparing = file.compare
+        self.differs = False
+        self._standing = -1
+        self._item = ""
         self.ranges: Deque[Tuple[int, int]] = deque()
         self.under_way = 0
         self.moved = False
@@ -34,23 +38,46 @@ class LargeFile:
         self.st: Optional[os.stat_result] = None
 
     def open(self, source_dir: Optional[int], making: Making, item: str) -> None:
-        """Open the source, make the new file of its size, cut it. Raises OSError, FileChanged.
+        """Open the source; cut what is to be compared, or begin the new file. Raises OSError, FileChanged.
 
         ``making.dir_fd`` becomes this file's own: the commit needs it long after its chain has moved on.
         """
         self._making = making
-        name = self.file.name
-        self.source, st = copyfile.open_source(name, source_dir, self.file.entry, making.facts)
-        self.st = st
-        mode = st.st_mode & 0o777
-        self._new = copyfile.create(making, self.file.entry.name, mode, st.st_size, self.file.replaces, item)
-        self._new.size = st.st_size
-        os.ftruncate(self._new.fd, st.st_size)
-        self.ranges.extend(batches.cut(copyfile.data_segments(self.source, st)))
+        self._item = item
+        name, entry = self.file.name, self.file.entry
+        follow = self.directory is None or self.directory.tree.look.follow
+        self.source, self.st = copyfile.open_source(name, source_dir, entry, making.facts, follow)
+        if self.comparing:
+            standing = copyfile.open_standing(making, entry.name, entry.size)
+            if standing is not None:
+                self._standing = standing
+                self.ranges.extend(batches.cut([(0, entry.size)]))
+                return
+        self.begin()
+
+    def begin(self) -> None:
+        """Make the new file of its size and cut it; nothing is cut if it shares the source's blocks."""
+        if self._making is None or self.st is None:
+            raise ValueError("the file was never opened")
+        making, st = self._making, self.st
+        self.comparing = False
+        self._close_standing()
+        new = copyfile.create(making, self.file.entry.name, st.st_mode, st.st_size, self.file.replaces, self._item)
+        self._new = new
+        new.size, new.source, new.st = st.st_size, self.source, st
+        if copyfile.clone(making.facts, Stream(self.source, new.fd, st.st_dev, making.dev), st.st_size):
+            return
+        os.ftruncate(new.fd, st.st_size)
+        self.ranges.extend(batches.cut(copyfile.data_segments(self.source, st, making.options.sparse)))
 
     def descriptors(self) -> Tuple[int, int]:
-        """The source's and the new file's."""
-        return self.source, self._new.fd if self._new is not None else -1
+        """The source's and the new file's, or that of what it is compared with."""
+        return self.source, self._new.fd if self._new is not None else self._standing
+
+    def differ(self) -> None:
+        """A part is not the same: the rest need not be compared."""
+        self.differs = True
+        self.ranges.clear()
 
     def devices(self) -> Tuple[int, int]:
         """The source's and the destination's."""
@@ -68,9 +95,19 @@ class LargeFile:
         if self._new is None or self._making is None or self.st is None:
             raise ValueError("the file was never opened")
         os.ftruncate(self._new.fd, self.st.st_size)
-        copyfile.check_unchanged(self.st, os.fstat(self.source))
+        self.check_source()
         (copyfile.replace if self.file.replaces else copyfile.commit)(self._making, self._new)
         self._new = None
+
+    def check_source(self) -> None:
+        """Raise FileChanged if the source has changed since it was opened. Raises OSError."""
+        if self._making is not None and self.st is not None:
+            copyfile.check_unchanged(self.st, os.fstat(self.source), self._making.options.ignore_times)
+
+    def _close_standing(self) -> None:
+        if self._standing >= 0:
+            os.close(self._standing)
+            self._standing = -1
 
     def close(self) -> None:
         """Close what is open and leave nothing of an uncommitted file."""
@@ -80,6 +117,7 @@ class LargeFile:
         if self._making is not None:
             os.close(self._making.dir_fd)
             self._making = None
+        self._close_standing()
         if self.source >= 0:
             os.close(self.source)
             self.source = -1

@@ -74,6 +74,10 @@ class DestinationExists(CopyArgumentError):
     """Destination files exist and -f was not given."""
 
 
+class DestinationNewer(CopyArgumentError):
+    """Under -u, destination files are not older than their sources and of another size: somebody's work."""
+
+
 class NotRegularDestination(CopyArgumentError):
     """A destination exists and is a FIFO, socket or device."""
 
@@ -116,6 +120,7 @@ class Refusals:
         DirectoryInTheWay,
         NotRegularDestination,
         UnusableDestination,
+        DestinationNewer,
         DestinationExists,
     )
 
@@ -147,6 +152,8 @@ OVER_FILE = "cannot overwrite non-directory %s with directory %s"
 OVER_DIRECTORY = "cannot overwrite directory %s with non-directory"
 SAME_FILE = "%s and %s are the same file"
 EXISTS = "cannot create regular file %s: File exists (-f replaces it)"
+LINK_EXISTS = "cannot create symbolic link %s: File exists (-f replaces it)"
+NEWER = "%s is not older than its source and of another size (-f replaces it)"
 OVER_SOURCE = "cannot overwrite source %s with %s"
 SPECIAL = "%%s is a %s, neither a regular file nor a directory (--skip-special leaves it out)"
 NOT_REGULAR = "cannot overwrite %s: not a regular file"

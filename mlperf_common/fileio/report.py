@@ -24,6 +24,9 @@ class Events:
     def warning(self, line: str) -> None:
         """Something that the user should know although the copy is complete."""
 
+    def linked(self, source: str, destination: str) -> None:
+        """A symbolic link has been copied as one."""
+
     def trace(self, text: str) -> None:
         """Where in the code an unexpected failure happened, for debugging."""
 
@@ -33,11 +36,17 @@ class Summary:
 
     def __init__(self) -> None:
         self.files = 0
+        self.links = 0
+        self.outside = 0  # of the links, those that lead out of the tree
+        self.unchanged = 0  # files that -u left as they are, their bytes not compared
+        self.same = 0  # files that stood there with the same bytes
+        self.cloned = False
+        self.left_behind = 0  # temporaries of other runs, of which it is not certain that they are dead
         self.directories = 0  # made by this run
         self.bytes = 0
         self.failed = 0  # files
         self.problems = 0  # of directories and workers
-        self.not_tried = 0  # files
+        self.not_tried = 0  # files and links
         self.stopped = ""  # why the job ended early, if it did
         self.direct: Set[str] = set()  # the sides that moved bytes with O_DIRECT
         self.refused: Dict[Tuple[str, int], str] = {}  # (side, device) to the reason why not
@@ -51,8 +60,13 @@ class Summary:
         return not (self.failed or self.problems or self.not_tried or self.stopped)
 
     def io_mode(self) -> str:
-        """``direct``, or why and where it was buffered."""
-        if not self.refused:
-            return "direct" if self.direct else "buffered (small files)" if self.bytes else "none (no bytes)"
-        why = "; ".join(sorted({"%s: %s" % (side, reason) for (side, _), reason in self.refused.items()}))
-        return "%s (%s)" % ("partly direct" if self.direct else "buffered", why)
+        """``direct``, or why and where it was buffered; sides that differ are told apart."""
+        if not self.direct and not self.refused:
+            if self.cloned:
+                return "cloned"
+            return "buffered (small files)" if self.bytes else "none (no bytes)"
+        words = "direct"
+        if self.refused:
+            why = "; ".join(sorted({"%s: %s" % (side, reason) for (side, _), reason in self.refused.items()}))
+            words = "%s (%s)" % ("partly direct" if self.direct else "buffered", why)
+        return "partly cloned, " + words if self.cloned else words

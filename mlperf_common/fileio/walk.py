@@ -4,7 +4,8 @@
 
 Strict: what cannot be listed or looked at is an error that names it, never an empty directory. It goes level by
 level without recursion, with one scandir a directory and at most one stat an entry, because on a shared
-filesystem that is the cost. Links are followed; a cycle of links is found by its ancestors.
+filesystem that is the cost. Links are followed unless ``Look`` says otherwise; a cycle of links is found by its
+ancestors.
 
 What it finds is compact: 1,000,000 files cost about 55 bytes each, names included; paths are made on demand.
 
@@ -18,7 +19,7 @@ import os
 import stat
 import time
 from array import array
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from mlperf_common.fileio.words import kind_of, reason_of
 
@@ -55,23 +56,52 @@ def identity_of(st: os.stat_result) -> Identity:
     return Identity(st.st_dev, st.st_ino, st.st_mtime_ns, st.st_ctime_ns)
 
 
+class Look(NamedTuple):
+    """How a source is looked at.
+
+    ``follow``: links are taken for what they lead to, else as links. ``device``: directories of any other one are
+    not entered; None: all are. ``names``: every directory gets a digest of its names, whatever its age. ``twins``:
+    files that may have another name are to be known.
+    """
+
+    follow: bool = True
+    device: Optional[int] = None
+    names: bool = False
+    twins: bool = False
+
+
+FOLLOW = Look()
+
+
 class Request(NamedTuple):
     """A directory to list: below the operand ``root``, along ``components``; those at ``links`` are followed.
 
-    ``destination``: names, kinds and inodes are wanted instead of what a source needs.
+    ``destination``: names, kinds and inodes are wanted instead of what a source needs; with ``times`` also the sizes
+    and times of files.
     """
 
     root: str
     components: Tuple[str, ...]
     links: Tuple[int, ...] = ()
     destination: bool = False
+    look: Look = FOLLOW
+    times: bool = False
+
+
+class LinkEntry(NamedTuple):
+    """A symbolic link that is to be copied as one: its name; device and inode where it has another name, else 0."""
+
+    name: str
+    dev: int
+    ino: int
 
 
 class Listing(NamedTuple):
     """What a source directory holds, compactly; ``problems`` are (name, reason), the name "" being itself.
 
-    ``names`` is the files' names in byte order, joined by NUL; ``stats`` four 64-bit numbers of each file.
-    ``digest`` of all names is there when the directory is young (``YOUNG_NS``).
+    ``names`` is the files' names in byte order, joined by NUL; ``stats`` four 64-bit numbers of each file; ``twins``
+    the positions of those that may have another name; ``allocated`` the bytes that all of them occupy.
+    ``digest`` of all names is there when the directory is young (``YOUNG_NS``) or it was asked for.
     """
 
     identity: Optional[Identity]
@@ -82,10 +112,18 @@ class Listing(NamedTuple):
     directories: Tuple[Tuple[str, bool], ...] = ()
     specials: Tuple[Tuple[str, str], ...] = ()
     problems: Tuple[Tuple[str, str], ...] = ()
+    owner: Tuple[int, int] = (0, 0)
+    atime_ns: int = 0
+    links: Tuple[LinkEntry, ...] = ()
+    twins: Tuple[int, ...] = ()
+    allocated: int = 0
 
 
 class DestinationListing(NamedTuple):
-    """What a destination directory holds: for each name its kind (d, f, l, o) and inode; errno if unlistable."""
+    """What a destination directory holds: for each name its kind (d, f, l, o) and inode; errno if unlistable.
+
+    ``times``: if they were asked for, size and mtime of each, two 64-bit numbers; zeros for what is no file.
+    """
 
     identity: Optional[Identity]
     names: bytes = b""
@@ -93,6 +131,7 @@ class DestinationListing(NamedTuple):
     inodes: bytes = b""
     errno: int = 0
     reason: str = ""
+    times: bytes = b""
 
 
 ListDirectories = Callable[[Sequence[Request]], Sequence[Union[Listing, DestinationListing]]]
@@ -167,67 +206,90 @@ def list_directory(chain: DirectoryChain, request: Request) -> Union[Listing, De
     if request.destination:
         return _list_destination(chain, request)
     try:
-        return _list_source(chain.open(request.components, request.links))
+        return _list_source(chain.open(request.components, request.links), request.look)
     except OSError as exc:
         return Listing(None, problems=(("", reason_of(exc)),))
 
 
-def _list_source(fd: int) -> Listing:
+def _list_source(fd: int, look: Look) -> Listing:
     st = os.fstat(fd)
-    young = st.st_mtime_ns > time.time_ns() - YOUNG_NS
-    files: List[Tuple[bytes, os.stat_result]] = []
-    directories: List[Tuple[str, bool]] = []
-    specials: List[Tuple[str, str]] = []
-    problems: List[Tuple[str, str]] = []
-    everything: List[bytes] = []
-    try:
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if young:
-                    everything.append(os.fsencode(entry.name))
-                _classify(entry, files, directories, specials, problems)
-    except OSError as exc:  # an error half-way through a listing is not the end of the directory
-        problems.append(("", reason_of(exc)))
-    files.sort()
+    found = _Found(look)
+    if look.device in (None, st.st_dev):
+        found.read(fd, look.names or st.st_mtime_ns > time.time_ns() - YOUNG_NS)
+    found.files.sort()
     numbers = array("Q")
-    for _, seen in files:
+    for _, seen in found.files:
         numbers.extend((seen.st_size, seen.st_dev, seen.st_ino, seen.st_mtime_ns & TIME_MASK))
     return Listing(
         identity_of(st),
         st.st_mode,
-        names_digest(everything) if young else b"",
-        b"\0".join(name for name, _ in files),
+        found.digest,
+        b"\0".join(name for name, _ in found.files),
         numbers.tobytes(),
-        tuple(sorted(directories, key=lambda item: os.fsencode(item[0]))),
-        tuple(specials),
-        tuple(problems),
+        tuple(sorted(found.directories, key=lambda item: os.fsencode(item[0]))),
+        tuple(found.specials),
+        tuple(found.problems),
+        (st.st_uid, st.st_gid),
+        st.st_atime_ns,
+        tuple(sorted(found.links, key=lambda link: os.fsencode(link.name))),
+        found.twins(),
+        sum(seen.st_blocks for _, seen in found.files) * 512,
     )
 
 
-def _classify(
-    entry: os.DirEntry[str],
-    files: List[Tuple[bytes, os.stat_result]],
-    directories: List[Tuple[str, bool]],
-    specials: List[Tuple[str, str]],
-    problems: List[Tuple[str, str]],
-) -> None:
-    """Sort one entry into the lists, with no stat for a directory and one for anything else."""
-    try:
-        link = entry.is_symlink()
-        if not link and entry.is_dir(follow_symlinks=False):
-            directories.append((entry.name, False))
+class _Found:
+    """What a directory holds, entry by entry."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self.digest = b""
+        self.files: List[Tuple[bytes, os.stat_result]] = []
+        self.directories: List[Tuple[str, bool]] = []
+        self.links: List[LinkEntry] = []
+        self.specials: List[Tuple[str, str]] = []
+        self.problems: List[Tuple[str, str]] = []
+
+    def read(self, fd: int, digest: bool) -> None:
+        """Read the directory; an error half-way through a listing is not its end, but a problem."""
+        everything: List[bytes] = []
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if digest:
+                        everything.append(os.fsencode(entry.name))
+                    self._classify(entry)
+        except OSError as exc:
+            self.problems.append(("", reason_of(exc)))
+        if digest:
+            self.digest = names_digest(everything)
+
+    def _classify(self, entry: os.DirEntry[str]) -> None:
+        """Sort one entry into the lists, with no stat for a directory and one for anything else."""
+        try:
+            link = entry.is_symlink()
+            if not link and entry.is_dir(follow_symlinks=False):
+                self.directories.append((entry.name, False))
+                return
+            st = entry.stat(follow_symlinks=link and self._look.follow)
+        except OSError as exc:
+            dangling = exc.errno == errno.ENOENT and entry.is_symlink()
+            self.problems.append((entry.name, ("dangling symbolic link: " if dangling else "") + reason_of(exc)))
             return
-        st = entry.stat(follow_symlinks=link)
-    except OSError as exc:
-        dangling = exc.errno == errno.ENOENT and entry.is_symlink()
-        problems.append((entry.name, ("dangling symbolic link: " if dangling else "") + reason_of(exc)))
-        return
-    if stat.S_ISREG(st.st_mode):
-        files.append((os.fsencode(entry.name), st))
-    elif stat.S_ISDIR(st.st_mode):
-        directories.append((entry.name, link))
-    else:
-        specials.append((entry.name, kind_of(st.st_mode)))
+        if stat.S_ISREG(st.st_mode):
+            self.files.append((os.fsencode(entry.name), st))
+        elif stat.S_ISDIR(st.st_mode):
+            self.directories.append((entry.name, link))
+        elif stat.S_ISLNK(st.st_mode):
+            twin = self._look.twins and st.st_nlink > 1
+            self.links.append(LinkEntry(entry.name, st.st_dev * twin, st.st_ino * twin))
+        else:
+            self.specials.append((entry.name, kind_of(st.st_mode)))
+
+    def twins(self) -> Tuple[int, ...]:
+        """The positions of files that have another name or, where links are followed, may be reached by one."""
+        if not self._look.twins:
+            return ()
+        return tuple(i for i, (_, st) in enumerate(self.files) if self._look.follow or st.st_nlink > 1)
 
 
 def names_digest(names: Iterable[bytes]) -> bytes:
@@ -245,17 +307,29 @@ def _list_destination(chain: DirectoryChain, request: Request) -> DestinationLis
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
         try:
             with os.scandir(fd) as entries:
-                found = sorted((os.fsencode(e.name), _letter(e), e.inode()) for e in entries)
+                found = sorted((os.fsencode(e.name), _letter(e), e.inode(), *_times(e, request.times)) for e in entries)
         finally:
             os.close(fd)
     except OSError as exc:
         return DestinationListing(identity, errno=exc.errno or errno.EIO, reason=reason_of(exc))
     return DestinationListing(
         identity,
-        b"\0".join(name for name, _, _ in found),
-        "".join(kind for _, kind, _ in found).encode(),
-        array("Q", (inode for _, _, inode in found)).tobytes(),
+        b"\0".join(entry[0] for entry in found),
+        "".join(entry[1] for entry in found).encode(),
+        array("Q", (entry[2] for entry in found)).tobytes(),
+        times=array("Q", (number for entry in found for number in entry[3:])).tobytes() if request.times else b"",
     )
+
+
+def _times(entry: os.DirEntry[str], wanted: bool) -> Tuple[int, int]:
+    """Size and mtime, if they are wanted and it is a file."""
+    if not wanted or not entry.is_file(follow_symlinks=False):
+        return (0, 0)
+    try:
+        st = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:  # gone since: what is to be replaced is looked at again then
+        return (0, 0)
+    return st.st_size, st.st_mtime_ns & TIME_MASK
 
 
 def _letter(entry: os.DirEntry[str]) -> str:
@@ -321,12 +395,13 @@ class FileEntry(NamedTuple):
 class Tree:
     """A source operand that is a directory, and where its contents land: ``components`` below the plan's base."""
 
-    __slots__ = ("source", "shown", "components", "root")
+    __slots__ = ("source", "shown", "components", "look", "root")
 
-    def __init__(self, source: str, shown: str, components: Tuple[str, ...]) -> None:
+    def __init__(self, source: str, shown: str, components: Tuple[str, ...], look: Look = FOLLOW) -> None:
         self.source = source  # absolute, never normalised
         self.shown = shown  # as the user gave it
         self.components = components
+        self.look = look
         self.root = Directory(self, None, "", False)
 
 
@@ -334,6 +409,7 @@ class Directory:
     """A directory of a walked tree: where it hangs, what identifies it, its files (compact) and children.
 
     ``existing`` is None where DEST has no such directory; else the names in it that the plan will replace.
+    ``compare`` are those of them whose bytes decide, ``left`` the names that the plan does not copy.
     """
 
     __slots__ = (
@@ -350,6 +426,13 @@ class Directory:
         "children",
         "destination",
         "existing",
+        "owner",
+        "atime_ns",
+        "links",
+        "twins",
+        "allocated",
+        "compare",
+        "left",
     )
 
     def __init__(self, tree: Tree, parent: Optional[Directory], name: str, followed: bool) -> None:
@@ -366,6 +449,13 @@ class Directory:
         self.children: List[Directory] = []
         self.destination: Optional[Identity] = None
         self.existing: Optional[Set[bytes]] = None
+        self.owner = (0, 0)
+        self.atime_ns = 0
+        self.links: Tuple[LinkEntry, ...] = ()
+        self.twins: Tuple[int, ...] = ()
+        self.allocated = 0
+        self.compare: AbstractSet[bytes] = frozenset()
+        self.left: AbstractSet[bytes] = frozenset()
 
     def fill(self, listing: Listing, identity: Identity) -> None:
         """Take what a listing found."""
@@ -373,6 +463,8 @@ class Directory:
         self.names = listing.names
         self.stats = array("Q")
         self.stats.frombytes(listing.stats)
+        self.owner, self.atime_ns, self.allocated = listing.owner, listing.atime_ns, listing.allocated
+        self.links, self.twins = listing.links, listing.twins
         self.children = [Directory(self.tree, self, name, followed) for name, followed in listing.directories]
 
     def lineage(self) -> List[Directory]:
@@ -392,7 +484,7 @@ class Directory:
         """The request that lists this directory."""
         line = self.lineage()[1:]
         links = tuple(level for level, directory in enumerate(line) if directory.followed)
-        return Request(self.tree.source, tuple(d.name for d in line), links)
+        return Request(self.tree.source, tuple(d.name for d in line), links, look=self.tree.look)
 
     def path(self) -> str:
         """Its absolute path, for messages and for ``CopyPlan.files``; it may pass PATH_MAX."""
@@ -419,6 +511,13 @@ class Directory:
         """Its files' names in byte order."""
         return self.names.split(b"\0") if self.count() else []
 
+    def drop(self, names: Set[bytes]) -> None:
+        """Forget files and links of these names: the plan leaves them alone."""
+        kept = [entry for entry in self.files() if os.fsencode(entry.name) not in names]
+        self.names = b"\0".join(os.fsencode(entry.name) for entry in kept)
+        self.stats = array("Q", (number for entry in kept for number in entry[1:]))
+        self.links = tuple(link for link in self.links if os.fsencode(link.name) not in names)
+
     def files(self) -> Iterator[FileEntry]:
         """Its files in byte order of their names."""
         for index, name in enumerate(self.file_names()):
@@ -426,11 +525,15 @@ class Directory:
 
 
 class TreeProblems:
-    """What a walk could not take: unreadable entries and special files, as (path, reason or kind)."""
+    """What a walk could not take: unreadable entries and special files, as (path, reason or kind).
+
+    ``mounts`` are the directories on which another filesystem is mounted.
+    """
 
     def __init__(self) -> None:
         self.unreadable: List[Tuple[str, str]] = []
         self.specials: List[Tuple[str, str]] = []
+        self.mounts: List[str] = []
 
 
 def walk(trees: Sequence[Tree], list_directories: ListDirectories) -> TreeProblems:
@@ -457,6 +560,9 @@ def _take(directory: Directory, listing: Listing, problems: TreeProblems, follow
     if listing.identity is None:
         return
     directory.fill(listing, listing.identity)
+    above = directory.parent
+    if above is not None and not directory.followed and above.identity.dev != directory.identity.dev:
+        problems.mounts.append(directory.shown())
     following.extend(directory.children)
 
 

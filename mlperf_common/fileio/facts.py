@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the user asked of a copy, what a process has learned of devices meanwhile, and how that comes back.
+
+Promises: whatever was refused is kept with its reason, and told once.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Dict, NamedTuple, Set, Tuple
+
+from mlperf_common.fileio import words
+from mlperf_common.fileio.metadata import Kept, Notes
+
+if TYPE_CHECKING:
+    from mlperf_common.fileio.workers import Worker
+
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+
+# Below this many bytes buffered I/O is used: opening, aligning and waiting for the device costs more than the
+# page cache does. See tests/bench for the measurement.
+DIRECT_MINIMUM = 1 << 20
+
+# Errors of the destination after which every other file would fail too (write(2), mkdir(2)).
+FATAL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+class Options(NamedTuple):
+    """What the user asked of a copy; it travels with every task. ``token`` is the run's, for temporary names.
+
+    ``direct``, ``sparse``, ``reflink``: AUTO, NEVER, and ALWAYS for the first and last. ``ignore_times``: of a source
+    only size and inode are compared.
+    """
+
+    token: str
+    force: bool = False
+    kept: Kept = Kept()
+    ignore_times: bool = False
+    direct: str = AUTO
+    sparse: str = AUTO
+    reflink: str = AUTO
+    fsync: bool = False
+
+
+class Facts:
+    """What this process has learned of devices: no O_DIRECT, no nameless files; and what it has to say of it.
+
+    ``refused`` maps (side, device) to the reason why I/O there is buffered; ``direct`` holds the sides that
+    moved bytes with O_DIRECT. ``uncloned`` holds the pairs of devices between which nothing can be cloned;
+    ``cloned`` says that something was. ``notes`` are to be passed on, each once.
+    """
+
+    def __init__(self, options: Options, number: int) -> None:
+        self.options = options
+        self.suffix = "%s%03d" % (options.token, number)
+        self.refused: Dict[Tuple[str, int], str] = {}
+        self.direct: Set[str] = set()
+        self.nameless: Dict[int, bool] = {}
+        self.uncloned: Set[Tuple[int, int]] = set()
+        self.cloned = False
+        self.notes = Notes()
+
+    def wants_direct(self, side: str, dev: int, size: int) -> bool:
+        """Whether to open a file of ``size`` bytes with O_DIRECT."""
+        if self.options.direct == ALWAYS:
+            return size > 0
+        return size >= DIRECT_MINIMUM and self.options.direct == AUTO and (side, dev) not in self.refused
+
+    def is_small(self, size: int) -> bool:
+        """Whether a file goes through the page cache, because of its size."""
+        return size < DIRECT_MINIMUM and self.options.direct != ALWAYS
+
+    def refuse(self, side: str, dev: int, reason: str) -> None:
+        """Note that there is no O_DIRECT on a device. Raises OSError where it is wanted always."""
+        if self.options.direct == ALWAYS:
+            raise OSError(errno.EINVAL, "%s: %s" % (side, reason))
+        self.refused[side, dev] = reason
+
+
+class Learned(NamedTuple):
+    """What a worker has learned of devices, for the parent, and its notes: see ``copyfile.Facts``."""
+
+    refused: Dict[Tuple[str, int], str]
+    direct: Set[str]
+    cloned: bool
+    warnings: Set[str]
+    problems: Set[str]
+
+
+class Failed(NamedTuple):
+    """A file of a batch that was not copied: its position, errno or 0, the reason."""
+
+    position: int
+    errno: int
+    reason: str
+
+
+def facts_of(worker: Worker, options: Options) -> Facts:
+    """The worker's facts, kept between tasks."""
+    if "facts" not in worker.memory:
+        worker.memory["facts"] = Facts(options, worker.number)
+    facts: Facts = worker.memory["facts"]
+    return facts
+
+
+def learned(facts: Facts) -> Learned:
+    """The facts as they travel; a note is passed on once."""
+    notes, facts.notes = facts.notes, Notes()
+    return Learned(facts.refused, facts.direct, facts.cloned, notes.warnings, notes.problems)
+
+
+def reason_of(exc: BaseException) -> str:
+    """Why a file was not copied, in words."""
+    return words.reason_of(exc) if isinstance(exc, OSError) else str(exc)

@@ -1,0 +1,427 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""In the parent: the files and symbolic links of one plan. It gives out the tasks and takes the results.
+
+Large files come first, largest first, cut into extents, so that a single one keeps every worker busy; then links,
+then batches. A file that fails is an event and the others go on; a full disk ends the job, since all others would
+fail too.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from mlperf_common.fileio import batches, copyfile, walk
+from mlperf_common.fileio.batches import Batches, PlannedFile, Queue
+from mlperf_common.fileio.copyfile import FileChanged, Making, NameCollision, NamelessRefused
+from mlperf_common.fileio.copyplan import CopyPlan
+from mlperf_common.fileio.copytasks import Batch, BatchResult, Comparison, Extent
+from mlperf_common.fileio.directories import Directories
+from mlperf_common.fileio.facts import FATAL, Facts, Learned, Options, learned, reason_of
+from mlperf_common.fileio.largefile import LargeFile
+from mlperf_common.fileio.linktasks import LinkBatch, LinkResult
+from mlperf_common.fileio.listing import Roots
+from mlperf_common.fileio.report import Events, Summary
+from mlperf_common.fileio.traces import temporary_name
+from mlperf_common.fileio.twins import Twin
+from mlperf_common.fileio.walk import Directory, DirectoryChain, Identity
+from mlperf_common.fileio.workers import Failure, Task
+
+LINKS = 32  # in one task: with names of 255 bytes that is 16 KiB
+
+PARENT = 999  # the parent's number in the names of temporaries; workers have smaller ones
+
+_FILE_ERRORS = (OSError, FileChanged, NameCollision, NamelessRefused)
+
+
+class FileWork:
+    """The files of one plan: gives out the tasks, takes the results."""
+
+    def __init__(self, plan: CopyPlan, roots: Roots, options: Options, summary: Summary, events: Events) -> None:
+        self._plan = plan
+        self._roots = roots
+        self._options = options
+        self._summary = summary
+        self._events = events
+        self._facts = Facts(options, PARENT)
+        self._batches = Batches(())
+        self._larges: Iterator[LargeFile] = iter(())
+        self._large: Optional[LargeFile] = None
+        self._open: Set[LargeFile] = set()
+        self._opened = 0
+        self._noted: Set[str] = set()
+        self._links: Deque[_Links] = deque()
+        self.missing: Set[Twin] = set()  # names that were not copied, kept only where others depend on them
+
+    # ---- giving out
+
+    def sort_out(self, directories: Directories) -> None:
+        """Large files, largest first, and queues of small ones; nothing below a directory that is not there."""
+        larges: List[LargeFile] = []
+        queues: List[Queue] = []
+        if self._plan.loose:
+            _split(None, list(batches.files_of_operands(self._plan.loose)), larges, queues)
+            links = [(f.source, f.name, f.standing is not None) for f in self._plan.loose if f.is_link and not f.left]
+            self._links.extend(_cut_links(None, links))
+        for directory in walk.breadth_first(self._plan.trees):
+            if directories.is_broken(directory):
+                continue
+            self._links.extend(_cut_links(directory, _links_of(directory)))
+            if not directory.count():
+                continue
+            if max(directory.sizes()) <= batches.EXTENT:  # the rule; its files are made when they are due
+                queues.append(Queue(directory, batches.files_of(directory), directory.count()))
+            else:
+                _split(directory, list(batches.files_of(directory)), larges, queues)
+        larges.sort(key=lambda large: -large.file.entry.size)
+        self._larges = iter(larges)
+        self._batches = Batches(queues)
+
+    def next_task(self, worker: int, ahead: bool) -> Optional[Task]:
+        """The next extent or batch; None once the job is to stop."""
+        while not self._summary.stopped:
+            large = self._with_extents()
+            if large is not None:
+                return None if ahead else self._extent_task(large)
+            if self._links:
+                task = self._link_task(self._links.popleft())
+            else:
+                found = self._batches.next(worker, ahead)
+                if found is None:
+                    return None
+                task = self._batch_task(*found)
+            if task is not None:
+                return task
+        return None
+
+    def take_refused(self, refused: Sequence[Twin]) -> bool:
+        """Have names that no file can get as well copied after all; whether there are any."""
+        wanted: Dict[Optional[Directory], Set[str]] = {}
+        for twin in refused:
+            wanted.setdefault(twin.directory, set()).add(twin.name)
+        larges: List[LargeFile] = []
+        queues: List[Queue] = []
+        for directory, names in wanted.items():
+            _split(directory, list(batches.files_named(directory, names, self._plan.loose)), larges, queues)
+            if directory is not None:
+                links = [(link.name, link.name, False) for link in directory.links if link.name in names]
+                self._links.extend(_cut_links(directory, links))
+        self._larges, self._large, self._batches = iter(larges), None, Batches(queues)
+        if refused:
+            self._events.warning(
+                "%d names of files that have others are copies of their own: the destination allows no more names"
+                % len(refused)
+            )
+        return bool(refused)
+
+    def _with_extents(self) -> Optional[LargeFile]:
+        """The large file at hand, or the next one, opened; files that are only holes are finished here."""
+        while self._large is None or self._large.failed or not self._large.ranges:
+            self._large = next(self._larges, None)
+            if self._large is None:
+                return None
+            self._open_large(self._large)
+        return self._large
+
+    def _open_large(self, large: LargeFile) -> None:
+        self._opened += 1
+        self._open.add(large)
+        try:
+            chains: List[DirectoryChain] = []
+            try:
+                place, source = self._open_directories(large.directory, chains)
+                making = Making(os.dup(place), os.fstat(place).st_dev, self._options, self._facts)
+                large.open(source, making, "%x" % self._opened)
+            finally:
+                for chain in chains:
+                    chain.close()
+        except _FILE_ERRORS as exc:
+            self._fail_large(large, reason_of(exc), getattr(exc, "errno", 0) or 0)
+        if large.is_done():
+            self._end_large(large)
+
+    def _open_directories(
+        self, directory: Optional[Directory], chains: List[DirectoryChain]
+    ) -> Tuple[int, Optional[int]]:
+        """The directory that a file goes to, and the one that it is read from (None: an operand)."""
+        base = self._roots.get(self._plan.base.path, True)
+        chains.append(walk.open_chain(os.dup(base.fd), True))
+        if directory is None:
+            return chains[0].open(()), None
+        root = self._roots.get(directory.tree.source, False)
+        chains.append(walk.open_chain(os.dup(root.fd), False))
+        request = directory.request()
+        source = chains[1].open(request.components, request.links)
+        if not walk.identity_of(os.fstat(source)).is_same(directory.identity):
+            raise FileChanged("another directory has taken its place since it was listed")
+        return chains[0].open(directory.landing()), source
+
+    def _extent_task(self, large: LargeFile) -> Task:
+        start, end = large.ranges.popleft()
+        large.under_way += 1
+        size = large.file.entry.size
+        if large.comparing:
+            return Task("compare", Comparison(start, end, size), large.descriptors(), large)
+        extent = Extent(self._options, start, end, size, *large.devices(), first=not large.moved)
+        return Task("extent", extent, large.descriptors(), large)
+
+    def _batch_task(self, queue: Queue, files: List[PlannedFile]) -> Optional[Task]:
+        base = self._roots.get(self._plan.base.path, True)
+        wanted = tuple((f.name, f.entry, f.replaces, f.compare) for f in files)
+        context = (queue.directory, files)
+        if queue.directory is None:
+            batch = Batch(self._options, 0, None, (), Identity(0, 0, 0, 0), base.key, (), wanted, True)
+            return Task("batch", batch, (base.fd,), context)
+        directory = queue.directory
+        try:
+            root = self._roots.get(directory.tree.source, False)
+        except OSError as exc:
+            self._fail_batch(directory, files, reason_of(exc))
+            return None
+        _, components, links, *_ = directory.request()
+        landing, follow = directory.landing(), directory.tree.look.follow
+        identity = directory.identity
+        batch = Batch(self._options, root.key, components, links, identity, base.key, landing, wanted, follow)
+        return Task("batch", batch, (root.fd, base.fd), context)
+
+    def _link_task(self, links: _Links) -> Optional[Task]:
+        base, directory = self._roots.get(self._plan.base.path, True), links.directory
+        if directory is None:
+            batch = LinkBatch(self._options, 0, None, (), Identity(0, 0, 0, 0), base.key, (), links.names)
+            return Task("links", batch, (base.fd,), links)
+        try:
+            root = self._roots.get(directory.tree.source, False)
+        except OSError as exc:
+            self._fail_links(links, range(len(links.names)), reason_of(exc), exc.errno or 0)
+            return None
+        _, components, followed, *_ = directory.request()
+        landing, identity = directory.landing(), directory.identity
+        batch = LinkBatch(self._options, root.key, components, followed, identity, base.key, landing, links.names)
+        return Task("links", batch, (root.fd, base.fd), links)
+
+    # ---- taking results
+
+    def on_result(self, task: Task, result: Any) -> None:
+        """A batch or an extent has ended, one way or the other."""
+        if task.kind in ("extent", "compare"):
+            self._on_extent(task.context, result)
+        elif task.kind == "links":
+            self._on_links(task.context, result)
+        else:
+            directory, files = task.context
+            self._on_batch(directory, files, result)
+
+    def _on_extent(self, large: LargeFile, result: Any) -> None:
+        large.under_way -= 1
+        if isinstance(result, Failure):
+            self._events.trace(result.trace)
+            self._fail_large(large, _words(result), result.errno)
+        elif large.comparing:
+            if not result:
+                large.differ()
+        else:
+            large.moved = True
+            self.learn(result[1])
+        if large.is_done():
+            self._end_large(large)
+
+    def _end_large(self, large: LargeFile) -> None:
+        """Nothing of it is out: it is compared, or copied; one that differs is begun, and stays open."""
+        try:
+            if large.failed:
+                pass
+            elif large.comparing and not large.differs:
+                large.check_source()
+                self._summary.same += 1
+            elif large.comparing:
+                large.begin()
+                if large.ranges:
+                    self._large = large
+                    return
+                self._finish_large(large)
+            else:
+                self._finish_large(large)
+        except _FILE_ERRORS as exc:
+            self._fail_large(large, reason_of(exc), getattr(exc, "errno", 0) or 0)
+        large.close()
+        self._open.discard(large)
+
+    def _finish_large(self, large: LargeFile) -> None:
+        large.finish()
+        self._done(large.directory, large.file, large.file.entry.size)
+
+    def _fail_large(self, large: LargeFile, reason: str, number: int) -> None:
+        if not large.failed:
+            large.failed = True
+            self._failed(large.directory, large.file, reason, number)
+
+    def _on_batch(self, directory: Optional[Directory], files: Sequence[PlannedFile], result: Any) -> None:
+        if isinstance(result, Failure):
+            self._events.trace(result.trace)
+            self._remove_temporaries(directory, [file.entry.name for file in files], result)
+            self._fail_batch(directory, files, _words(result), result.errno)
+            return
+        outcome: BatchResult = result
+        self.learn(outcome.learned)
+        self._summary.bytes += outcome.bytes
+        self._summary.files += outcome.files
+        self._summary.same += len(outcome.same)
+        failed = {failure.position for failure in outcome.failures} | set(outcome.same)
+        for failure in outcome.failures:
+            self._failed(directory, files[failure.position], failure.reason, failure.errno)
+        if self._events.verbose:
+            for index in range(outcome.tried):
+                if index not in failed:
+                    self._events.copied(*self._paths(directory, files[index]))
+
+    def _on_links(self, links: _Links, result: Any) -> None:
+        if isinstance(result, Failure):
+            self._events.trace(result.trace)
+            self._remove_temporaries(links.directory, [name for _, name, _ in links.names], result)
+            self._fail_links(links, range(len(links.names)), _words(result), result.errno)
+            return
+        outcome: LinkResult = result
+        self.learn(outcome.learned)
+        self._summary.links += outcome.made
+        self._summary.outside += outcome.outside
+        failed = {failure.position for failure in outcome.failures}
+        for failure in outcome.failures:
+            self._fail_links(links, (failure.position,), failure.reason, failure.errno)
+        if self._events.verbose:
+            for index in range(outcome.tried):
+                if index not in failed:
+                    self._events.linked(*self._link_paths(links, index))
+
+    def _fail_links(self, links: _Links, positions: Iterable[int], reason: str, number: int) -> None:
+        for position in positions:
+            twin = Twin(links.directory, links.names[position][1])
+            self.fail(twin, self._link_paths(links, position), reason, number)
+
+    def _link_paths(self, links: _Links, position: int) -> Tuple[str, str]:
+        source, name, _ = links.names[position]
+        return self.paths(Twin(links.directory, name), source)
+
+    def _fail_batch(
+        self, directory: Optional[Directory], files: Sequence[PlannedFile], reason: str, number: int = 0
+    ) -> None:
+        """Each file by name: who reads the log must be able to tell what is missing."""
+        for file in files:
+            self._failed(directory, file, reason, number)
+
+    def _failed(self, directory: Optional[Directory], file: PlannedFile, reason: str, number: int) -> None:
+        self.fail(Twin(directory, file.entry.name), self._paths(directory, file), reason, number)
+
+    def fail(self, twin: Twin, paths: Tuple[str, str], reason: str, number: int) -> None:
+        """A name was not made, for this reason; a full disk ends the job."""
+        self._summary.failed += 1
+        self._events.failed(*paths, reason)
+        if self._plan.families:
+            self.missing.add(twin)
+        if number in FATAL:
+            self._summary.stop(reason)
+
+    def named(self, twin: Twin) -> None:
+        """A file has got a further name."""
+        self._summary.files += 1
+        if self._events.verbose:
+            self._events.copied(*self.paths(twin))
+
+    def _done(self, directory: Optional[Directory], file: PlannedFile, size: int) -> None:
+        self._summary.files += 1
+        self._summary.bytes += size
+        if self._events.verbose:
+            self._events.copied(*self._paths(directory, file))
+
+    def _paths(self, directory: Optional[Directory], file: PlannedFile) -> Tuple[str, str]:
+        return self.paths(Twin(directory, file.entry.name), file.shown)
+
+    def paths(self, twin: Twin, shown: str = "") -> Tuple[str, str]:
+        """Source and destination of a name as the user knows them; ``shown`` is that of an operand."""
+        base, directory = self._plan.base.shown, twin.directory
+        if directory is None:
+            source = shown or next(f.shown for f in self._plan.loose if f.name == twin.name)
+            return source, os.path.join(base, twin.name)
+        return directory.shown(twin.name), os.path.join(base, *directory.landing(), twin.name)
+
+    def learn(self, learned: Learned) -> None:
+        """Take over what a worker has learned, and say once what there is to say."""
+        self._facts.refused.update(learned.refused)
+        self._summary.refused.update(learned.refused)
+        self._summary.direct.update(learned.direct)
+        self._summary.cloned = self._summary.cloned or learned.cloned
+        for note in learned.warnings - self._noted:
+            self._noted.add(note)
+            self._events.warning(note)
+        for note in learned.problems - self._noted:
+            self._noted.add(note)
+            self._summary.problems += 1
+            self._events.problem(note)
+
+    # ---- cleaning up
+
+    def _remove_temporaries(
+        self, directory: Optional[Directory], names: Sequence[str], failure: Failure
+    ) -> None:
+        """The named temporaries of a worker that died: their names follow from the files and the worker."""
+        if not failure.signum:
+            return
+        chains: List[DirectoryChain] = []
+        try:
+            place, _ = self._open_directories(directory, chains)
+            suffix = Facts(self._options, failure.worker).suffix
+            for name in names:
+                for ending in ("", "r"):
+                    _remove_own(place, temporary_name(name, suffix + ending))
+        except _FILE_ERRORS as exc:
+            self._events.warning("cannot look for what a dead worker has left: %s" % reason_of(exc))
+        finally:
+            for chain in chains:
+                chain.close()
+
+    def close(self) -> None:
+        """Give up the large files that are under way, and say how the parent's own bytes moved."""
+        for large in list(self._open):
+            large.close()
+        self._open.clear()
+        self.learn(learned(self._facts))
+
+
+class _Links(NamedTuple):
+    """Links of one directory (None: operands) for one task: where to read each, its name, whether it replaces."""
+
+    directory: Optional[Directory]
+    names: Tuple[Tuple[str, str, bool], ...]
+
+
+def _links_of(directory: Directory) -> List[Tuple[str, str, bool]]:
+    existing = directory.existing or batches.NOTHING
+    names = [(link.name, os.fsencode(link.name)) for link in directory.links]
+    return [(name, name, raw in existing) for name, raw in names if raw not in directory.left]
+
+
+def _cut_links(directory: Optional[Directory], links: Sequence[Tuple[str, str, bool]]) -> Iterator[_Links]:
+    """In pieces whose message is small even where all names are long."""
+    for start in range(0, len(links), LINKS):
+        yield _Links(directory, tuple(links[start : start + LINKS]))
+
+
+def _split(
+    directory: Optional[Directory], files: Sequence[PlannedFile], larges: List[LargeFile], queues: List[Queue]
+) -> None:
+    small = [file for file in files if not batches.is_large(file)]
+    larges.extend(LargeFile(directory, file) for file in files if batches.is_large(file))
+    if small:
+        queues.append(Queue(directory, iter(small), len(small)))
+
+
+def _words(failure: Failure) -> str:
+    return "worker %d %s" % (failure.worker, failure.reason) if failure.signum else failure.reason
+
+
+def _remove_own(place: int, name: str) -> None:
+    standing = copyfile.standing_at(place, name)
+    if standing is not None and not stat.S_ISDIR(standing.st_mode):
+        os.unlink(name, dir_fd=place)
