@@ -20,10 +20,11 @@ from support import ROOT
 # needs a place here.
 FLOORS = {
     "tools": ("fastcp", "fastmd5", "dropcache"),
+    "modes": ("md5check", "md5compare"),
     "session": ("session",),
     "command": ("command",),
     "engine": (
-        *("transfer", "checksum", "hashplan", "hashtasks"),
+        *("transfer", "checksum", "hashplan", "hashtasks", "checking", "comparing", "pairtasks"),
         *("directories", "naming", "leftovers", "filework", "largefile", "batches", "copytasks", "linktasks", "dressing"),
         *("copyfile", "facts", "metadata", "listing", "workers"),
     ),
@@ -33,7 +34,7 @@ FLOORS = {
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 ORDER = list(FLOORS)
 NEIGHBOURLY = ("engine", "plan")
-COMMAND_LINES = FLOORS["tools"] + FLOORS["session"] + FLOORS["command"]
+COMMAND_LINES = FLOORS["tools"] + FLOORS["modes"] + FLOORS["session"] + FLOORS["command"]
 TOP_LEVEL = {"mlperf_common", "client", "tests", "setup.py", "README.md", "CLAUDE.md", "MAIN-BUGS.md"}
 LAZY = {"torch", "mpi4py"}
 LAZY_IN = "mlperf_common/distributed/communicator.py"

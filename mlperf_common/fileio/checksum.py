@@ -14,14 +14,24 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import Any, Deque, Dict, Iterator, Optional, Set, Tuple
+from typing import Any, Deque, Dict, Iterator, Optional, Protocol, Set, Tuple
 
 from mlperf_common.fileio import hashplan, hashtasks, walk
-from mlperf_common.fileio.hashplan import Found, HashEvents, Source, Unit
+from mlperf_common.fileio.hashplan import HashEvents, Source, Unit
 from mlperf_common.fileio.hashtasks import Batch, Chunk, Learned, Outcome, Range, Reading, TooLarge, Unread, Unusable
 from mlperf_common.fileio.listing import AnyPool, Roots
-from mlperf_common.fileio.manifest import CHUNK_SIZE
 from mlperf_common.fileio.workers import Failure, Task
+
+
+class Files(Protocol):
+    """What is to be hashed: ``Found``, or a manifest, of which nobody knows how many files it names."""
+
+    files: int
+    bytes: int
+    problems: int
+
+    def sources(self) -> Iterator[Source]:
+        """The files in order."""
 
 
 class HashSummary:
@@ -62,7 +72,7 @@ class LargeFile:
         self.unit = unit
         self.index = index
         self.under_way = 0
-        self.reason = ""  # why it gets no digest
+        self.why: Optional[Unread] = None  # it gets no digest
         self._chunk_size = chunk_size
         self._fd = -1
         self._before: Optional[os.stat_result] = None
@@ -96,10 +106,10 @@ class LargeFile:
         """A chunk's digest."""
         self._digests[part.start] = (part.start, part.end - part.start, digest)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, why: Unread) -> None:
         """The file gets no digest; what nobody hashes yet is dropped."""
         self._chunks.clear()
-        self.reason = self.reason or reason
+        self.why = self.why or why
 
     def outcome(self) -> Outcome:
         """What came of it, once nothing is under way; of two reasons, a change that fstat shows is the better."""
@@ -107,8 +117,8 @@ class LargeFile:
             if self._before is not None:
                 hashtasks.check_unchanged(self._before, os.fstat(self._fd))
         except (OSError, Unusable) as exc:
-            return Unread(hashtasks.reason_of(exc))
-        return Unread(self.reason) if self.reason else [self._digests[start] for start in sorted(self._digests)]
+            return hashtasks.unread(exc)
+        return self.why if self.why else [self._digests[start] for start in sorted(self._digests)]
 
     def close(self) -> None:
         """Close it, if it is open."""
@@ -119,11 +129,11 @@ class LargeFile:
 
 def _open_source(source: Source, roots: Roots) -> int:
     if source.root is None:
-        return os.open(source.name, hashtasks.OPEN_FLAGS)
+        return hashtasks.open_file(source.name, None, source.follow)
     chain = walk.open_chain(os.dup(roots.get(source.root, False).fd), False)
     try:
         directory = chain.open(source.components or (), source.links)
-        return os.open(source.name, hashtasks.OPEN_FLAGS, dir_fd=directory)
+        return hashtasks.open_file(source.name, directory, source.follow)
     finally:
         chain.close()
 
@@ -132,22 +142,21 @@ def _open_source(source: Source, roots: Roots) -> int:
 
 
 def hash_files(
-    found: Found,
+    found: Files,
     pool: AnyPool,
     roots: Roots,
     events: HashEvents,
     summary: HashSummary,
-    chunk_size: int = CHUNK_SIZE,
 ) -> None:
     """Hash what was found, on a pool that has ``hashtasks.FUNCTIONS``; ``summary`` is filled in as it goes.
 
-    ``chunk_size`` in bytes, a multiple of the block size. Raises DigestRefused, AllWorkersDied, Interrupted, and
+    Raises DigestRefused, AllWorkersDied, Interrupted, and
     whatever the events raise; the caller then aborts the pool.
     """
     hashtasks.md5_constructor()
     summary.files_total, summary.bytes_total = found.files, found.bytes
     summary.problems += found.problems
-    run = _Run(hashplan.cut(found.sources(), chunk_size), roots, events, summary, chunk_size)
+    run = _Run(hashplan.cut(found.sources()), roots, events, summary)
     try:
         pool.run(run.next_task, run.on_result)
     finally:
@@ -158,13 +167,12 @@ class _Run:
     """Gives out the tasks, takes the results, lets them go in order."""
 
     def __init__(
-        self, units: Iterator[Unit], roots: Roots, events: HashEvents, summary: HashSummary, chunk_size: int
+        self, units: Iterator[Unit], roots: Roots, events: HashEvents, summary: HashSummary
     ) -> None:
         self._units = units
         self._roots = roots
         self._events = events
         self._summary = summary
-        self._chunk_size = chunk_size
         self._reading = Reading()
         self._held_back: Optional[Unit] = None  # taken from _units, but too much for a worker that is busy
         self._in_order: Deque[Unit] = deque()
@@ -194,10 +202,13 @@ class _Run:
                 return task
 
     def _begin(self, unit: Unit) -> Optional[Task]:
-        """The task of a batch; None for a large file, which is due now, and for what cannot be begun."""
-        first = unit.sources[0]
-        if first.size > self._chunk_size:
-            self._due.append(LargeFile(unit, 0, self._chunk_size))
+        """The task of a batch; None for a large file, which is due now, and for what cannot or need not be begun."""
+        if not unit.due:
+            self._let_go()
+            return None
+        first = unit.sources[unit.due[0]]
+        if first.size > first.chunk_size:
+            self._due.append(LargeFile(unit, unit.due[0], first.chunk_size))
             return None
         key = 0
         fds: Tuple[int, ...] = ()
@@ -205,11 +216,12 @@ class _Run:
             try:
                 root = self._roots.get(first.root, False)
             except OSError as exc:
-                unit.settle_all(hashtasks.reason_of(exc))
+                unit.settle_all(hashtasks.unread(exc))
                 self._let_go()
                 return None
             key, fds = root.key, (root.fd,)
-        return Task("batch", Batch(key, self._chunk_size, hashplan.groups(unit.sources)), fds, unit)
+        groups = hashplan.groups([unit.sources[index] for index in unit.due])
+        return Task("batch", Batch(key, first.chunk_size, first.follow, groups), fds, unit)
 
     def _with_chunks(self) -> Optional[LargeFile]:
         """The large file at hand, or the next one that is due, opened."""
@@ -225,7 +237,7 @@ class _Run:
         try:
             large.open(self._roots, self._reading)
         except (OSError, Unusable) as exc:
-            large.fail(hashtasks.reason_of(exc))
+            large.fail(hashtasks.unread(exc))
         self._end_if_done(large)
         self._let_go()
 
@@ -241,20 +253,20 @@ class _Run:
 
     def _on_batch(self, unit: Unit, result: Any) -> None:
         if isinstance(result, Failure):
-            unit.settle_all(_in_words(result))
+            unit.settle_all(_unread(result))
             return
         outcomes, learned = result
         self._learn(learned)
-        for index, outcome in enumerate(outcomes):
+        for index, outcome in zip(unit.due, outcomes):
             if isinstance(outcome, TooLarge):  # it has grown since it was listed
-                self._due.append(LargeFile(unit, index, self._chunk_size))
+                self._due.append(LargeFile(unit, index, unit.sources[index].chunk_size))
             else:
                 unit.settle(index, outcome)
 
     def _on_chunk(self, large: LargeFile, part: Range, result: Any) -> None:
         large.under_way -= 1
         if isinstance(result, Failure):
-            large.fail(_in_words(result))
+            large.fail(_unread(result))
         else:
             digest, learned = result
             self._learn(learned)
@@ -277,16 +289,17 @@ class _Run:
         while self._in_order and not self._in_order[0].missing:
             unit = self._in_order.popleft()
             for source, outcome in zip(unit.sources, unit.outcomes):
-                self._tell(source.shown, outcome)
+                self._tell(source, outcome)
 
-    def _tell(self, path: str, outcome: Any) -> None:
+    def _tell(self, source: Source, outcome: Any) -> None:
         if isinstance(outcome, Unread):
             self._summary.failed += 1
-            self._events.failed(path, outcome.reason)
-        else:
+            self._events.failed(source.shown, outcome)
+            return
+        if source.fixed is None:
             self._summary.files += 1
             self._summary.bytes += sum(size for _, size, _ in outcome)
-            self._events.hashed(path, outcome)
+        self._events.hashed(source.shown, outcome)
 
     def close(self) -> None:
         """Give up what is open, and say how the parent's own opens went."""
@@ -296,5 +309,5 @@ class _Run:
         self._summary.learn(self._reading.learned())
 
 
-def _in_words(failure: Failure) -> str:
-    return f"worker {failure.worker} {failure.reason}" if failure.signum else failure.reason
+def _unread(failure: Failure) -> Unread:
+    return Unread(f"worker {failure.worker} {failure.reason}" if failure.signum else failure.reason, failure.errno)

@@ -126,14 +126,7 @@ def list_relative_entries(
     Raises UnreadableEntries with everything that could not be looked at or listed, a missing root and cycles of
     links included; SpecialFiles.
     """
-    tree = Tree(absolute(root), root, ())
-    if not root:
-        raise UnreadableEntries([("", os.strerror(errno.ENOENT))])
-    with _lister(list_directories) as lister:
-        problems = walk([tree], lister)
-    _refuse(problems, skip_special)
-    if skipped is not None:
-        skipped.extend(problems.specials)
+    tree = list_tree(root, skip_special, list_directories, skipped)
     files: List[str] = []
     directories: List[str] = []
     for directory in breadth_first([tree]):
@@ -145,6 +138,25 @@ def list_relative_entries(
     files.sort(key=os.fsencode)
     directories.sort(key=depth_and_name)
     return TreeEntries(files, directories)
+
+
+def list_tree(
+    root: str,
+    skip_special: bool = False,
+    list_directories: Optional[ListDirectories] = None,
+    skipped: Optional[List[Tuple[str, str]]] = None,
+    follow: bool = True,
+) -> Tree:
+    """Walk ``root`` once; the tree, compact. As ``list_relative_entries``; without ``follow`` links are links."""
+    tree = Tree(absolute(root), root, (), Look(follow))
+    if not root:
+        raise UnreadableEntries([("", os.strerror(errno.ENOENT))])
+    with _lister(list_directories) as lister:
+        problems = walk([tree], lister)
+    _refuse(problems, skip_special)
+    if skipped is not None:
+        skipped.extend(problems.specials)
+    return tree
 
 
 def list_relative_files(

@@ -7,9 +7,10 @@ same; everything else goes to stderr.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import time
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
 
 from mlperf_common import __version__
 from mlperf_common.fileio import command, direct_io, manifest, session
@@ -21,15 +22,18 @@ from mlperf_common.fileio.words import quote
 if TYPE_CHECKING:
     from mlperf_common.fileio.checksum import HashSummary
     from mlperf_common.fileio.hashplan import Found
-    from mlperf_common.fileio.hashtasks import Chunk
+    from mlperf_common.fileio.hashtasks import Chunk, Unread
     from mlperf_common.fileio.listing import AnyPool, Roots
 
 PROGRAM = "fastmd5"
 
-USAGE = "fastmd5 [OPTION]... PATH..."
+USAGE = """fastmd5 [OPTION]... PATH...
+       fastmd5 [OPTION]... -c [MANIFEST]...
+       fastmd5 [OPTION]... --compare SOURCE DEST"""
 
 DESCRIPTION = """Print the MD5 of each GiB of files, and of all files below directories, as lines of path, offset, size
-and digest, separated by tabs. The order does not depend on the workers."""
+and digest, separated by tabs, in an order that does not depend on the workers. With -c check such lines; with
+--compare compare two trees byte by byte."""
 
 FLUSH_SECONDS = 1.0  # what is known goes to a reader that waits at least this often
 
@@ -43,11 +47,42 @@ def make_parser() -> command.Parser:
         "(default: 8M)",
         _buffer_size,
     )
-    parser.add_argument(
-        "--skip-special", action="store_true", help="leave out FIFOs, sockets and devices, with a warning"
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print errors and warnings only on stderr")
+    add = parser.add_argument
+    add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices, with a warning")
+    add("-P", "--no-dereference", dest="follow", action="store_false", help="take symbolic links for links")
+    add("-L", "--dereference", dest="follow", action="store_true", default=True, help="follow symbolic links (default)")
+    add("-C", "--directory", metavar="DIR", action=command.Once, help="names are relative to DIR, as if run there")
+    add("-z", "--zero", action="store_true", help="lines end with NUL, and nothing in them is escaped")
+    add("--json", action="store_true", help="one JSON object a line")
+    add("-q", "--quiet", action="store_true", help="print errors and warnings only on stderr; with -c no OK lines")
+    _add_list_options(parser.add_argument_group("listing"))
+    _add_check_options(parser.add_argument_group("checking"))
+    _add_compare_options(parser.add_argument_group("comparing"))
     return parser
+
+
+def _add_list_options(group: Any) -> None:
+    group.add_argument(
+        "--all",
+        action="store_true",
+        help="also a line for each empty file (size 0), directory (offset -1) and, under -P, link (offset -2)",
+    )
+
+
+def _add_check_options(group: Any) -> None:
+    add = group.add_argument
+    add("-c", "--check", action="store_true", help="check the files that MANIFESTs (default: stdin) name")
+    add("--status", action="store_true", help="print nothing: the exit status tells")
+    add("--ignore-missing", action="store_true", help="files that are not there do not matter")
+    add("--strict", action="store_true", help="exit with 1 for improperly formatted lines")
+    add("-w", "--warn", action="store_true", help="name each improperly formatted line")
+    add("--extra", action="store_true", help="report what is below DIR (-C, or here) and that no line names")
+
+
+def _add_compare_options(group: Any) -> None:
+    add = group.add_argument
+    add("--compare", action="store_true", help="compare SOURCE and DEST: names, kinds, sizes, bytes, link targets")
+    add("--metadata", action="store_true", help="compare mode, owner and modification time, too")
 
 
 def _buffer_size(text: str) -> int:
@@ -65,16 +100,73 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _body(argv: Sequence[str]) -> int:
     parser = make_parser()
     args = command.parse(parser, argv)
-    if not args.operands:
-        parser.error("missing file operand")
+    _check_options(parser, args)
     session.settle_workers(PROGRAM, args)
+    if args.compare:
+        from mlperf_common.fileio import md5compare
+
+        return md5compare.run(args)
+    if args.check:
+        from mlperf_common.fileio import md5check
+
+        return md5check.run(args)
     from mlperf_common.fileio import hashtasks
 
-    with session.open_pool(PROGRAM, args, hashtasks.FUNCTIONS, args.operands) as pool:
-        return _run(args, pool)
+    operands = args.operands
+    if args.directory is not None:
+        operands = enter(args.directory, operands)
+    with session.open_pool(PROGRAM, args, hashtasks.FUNCTIONS, operands) as pool:
+        return _run(args, operands, pool)
 
 
-def _run(args: argparse.Namespace, pool: AnyPool) -> int:
+_OF_CHECK = ("status", "ignore_missing", "strict", "warn", "extra")
+
+
+def _check_options(parser: command.Parser, args: argparse.Namespace) -> None:
+    for name in _OF_CHECK:
+        if getattr(args, name) and not args.check:
+            parser.error("--%s is meaningful only with --check (-c)" % name.replace("_", "-"))
+    if args.metadata and not args.compare:
+        parser.error("--metadata is meaningful only with --compare")
+    for one, other in (("check", "compare"), ("all", "check"), ("all", "compare"), ("zero", "json")):
+        if getattr(args, one) and getattr(args, other):
+            parser.error("cannot combine --%s and --%s" % (one, other))
+    if args.compare and (args.zero or args.json):
+        parser.error("cannot combine --compare and --%s" % ("zero" if args.zero else "json"))
+    if args.compare and len(args.operands) != 2:
+        parser.error("--compare needs SOURCE and DEST")
+    if not args.operands and not args.check:
+        parser.error("missing file operand")
+
+
+def enter(directory: str, operands: Sequence[str]) -> List[str]:
+    """Go to ``directory``; the operands relative to it, in one spelling: "" is the directory itself.
+
+    A relative operand is below it; an absolute one must be. Raises OSError.
+    """
+    os.chdir(directory)
+    return [_relative(operand, directory) for operand in operands]
+
+
+def _relative(operand: str, directory: str) -> str:
+    if not operand:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), operand)
+    parts = [part for part in operand.split("/") if part not in ("", ".")]
+    if not operand.startswith("/") and ".." not in parts:
+        return "/".join(parts)
+    # By the kernel's own idea of the way: a ".." after a link leads elsewhere than the words say.
+    here, at = os.stat("."), os.path.realpath(operand)
+    above, names = os.path.split(operand.rstrip("/") or "/")
+    if os.path.samestat(os.stat(operand), here):
+        return ""
+    at = os.path.join(os.path.realpath(above or "."), names) if names not in ("", "..") else at
+    relative = os.path.relpath(at, os.path.realpath("."))
+    if relative == ".." or relative.startswith("../"):
+        raise OSError(errno.EINVAL, "is not below %s (-C)" % quote(directory), operand)
+    return relative
+
+
+def _run(args: argparse.Namespace, operands: Sequence[str], pool: AnyPool) -> int:
     from mlperf_common.fileio.checksum import HashSummary
     from mlperf_common.fileio.listing import Roots
 
@@ -83,7 +175,7 @@ def _run(args: argparse.Namespace, pool: AnyPool) -> int:
     roots = Roots(pool)
     summary = HashSummary()
     try:
-        _hash(args, pool, roots, console, summary)
+        _hash(args, operands, pool, roots, console, summary)
     except Interrupted as exc:
         console.interrupted(exc, "the list is not complete")
         raise
@@ -94,14 +186,23 @@ def _run(args: argparse.Namespace, pool: AnyPool) -> int:
     return 0 if summary.is_complete() else 1
 
 
-def _hash(args: argparse.Namespace, pool: AnyPool, roots: Roots, console: _Console, summary: HashSummary) -> None:
+def _hash(
+    args: argparse.Namespace,
+    operands: Sequence[str],
+    pool: AnyPool,
+    roots: Roots,
+    console: _Console,
+    summary: HashSummary,
+) -> None:
     from mlperf_common.fileio import checksum, hashplan
     from mlperf_common.fileio.hashtasks import DigestRefused
     from mlperf_common.fileio.listing import PoolLister
     from mlperf_common.fileio.workers import AllWorkersDied
 
     try:
-        found: Found = hashplan.find(_look(args.operands), PoolLister(pool, roots), console, args.skip_special)
+        wanted = hashplan.Wanted(args.skip_special, args.all, args.follow)
+        looked = [(operand, _stat(operand or ".", args.follow)) for operand in operands]
+        found: Found = hashplan.find(looked, PoolLister(pool, roots), console, wanted)
         console.follow(pool, lambda: (found.bytes, summary.files, found.files))
         checksum.hash_files(found, pool, roots, console, summary)
     except (DigestRefused, AllWorkersDied) as exc:
@@ -109,15 +210,16 @@ def _hash(args: argparse.Namespace, pool: AnyPool, roots: Roots, console: _Conso
         summary.problems += 1
 
 
-def _look(operands: Sequence[str]) -> List[Tuple[str, Union[os.stat_result, OSError]]]:
-    return [(operand, _stat(operand)) for operand in operands]
-
-
-def _stat(path: str) -> Union[os.stat_result, OSError]:
+def _stat(path: str, follow: bool) -> Union[os.stat_result, OSError]:
     try:
-        return os.stat(path)
+        return os.stat(path, follow_symlinks=follow)
     except OSError as exc:
         return exc
+
+
+def line_format(args: argparse.Namespace) -> Callable[[str, int, int, str], bytes]:
+    """How lines are written."""
+    return manifest.format_zero if args.zero else manifest.format_json if args.json else manifest.format_line
 
 
 class _Console(session.Console, HashEvents):
@@ -126,15 +228,17 @@ class _Console(session.Console, HashEvents):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(PROGRAM, args.quiet, "none" if args.quiet else "auto", "hashing")
         self._flushed = time.monotonic()
+        self._all = args.all
+        self._format = line_format(args)
 
     def hashed(self, path: str, chunks: Sequence[Chunk]) -> None:
         out = command.stdout()
-        for offset, size, digest in chunks:
-            out.write(manifest.format_line(path, offset, size, digest))
+        for offset, size, digest in chunks or ([(0, 0, manifest.NOTHING)] if self._all else []):
+            out.write(self._format(path, offset, size, digest))
         self._flush_now_and_then()
 
-    def failed(self, path: str, reason: str) -> None:
-        self.say("cannot hash %s: %s" % (quote(path), reason))
+    def failed(self, path: str, why: Unread) -> None:
+        self.say("cannot hash %s: %s" % (quote(path), why.reason))
 
     def _flush_now_and_then(self) -> None:
         now = time.monotonic()

@@ -16,9 +16,11 @@ from array import array
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from mlperf_common.fileio import copyplan, refusals, walk
-from mlperf_common.fileio.hashtasks import Chunk, Group, Outcome, Unread
+from mlperf_common.fileio.hashtasks import Chunk, Group, Outcome, Unread, md5_constructor, unread
+from mlperf_common.fileio.manifest import CHUNK_SIZE, DIRECTORY, LINK, NOTHING
 from mlperf_common.fileio.walk import FIELDS, Listing
-from mlperf_common.fileio.words import kind_of, quote, reason_of
+from mlperf_common.fileio.words import kind_of, quote
+from mlperf_common.fileio.words import reason_of as words_of
 
 # A batch ends at any of these. 64 small files take some 5 ms, a round trip 0.1 ms; BATCH_NAMES (bytes) keeps the
 # message below what fits a pipe beside another one.
@@ -33,7 +35,7 @@ class HashEvents:
     def hashed(self, path: str, chunks: Sequence[Chunk]) -> None:
         """A file has been read to its end and did not change: (offset, size, MD5) of its chunks, none if empty."""
 
-    def failed(self, path: str, reason: str) -> None:
+    def failed(self, path: str, why: Unread) -> None:
         """A file could not be read, or changed."""
 
     def problem(self, line: str) -> None:
@@ -47,7 +49,8 @@ class Source(NamedTuple):
     """A file to hash: how it is shown, where it is, what size it seemed to have.
 
     Below a tree (``root``): the directory's components, which of them are links, the name in it. An operand: no
-    root, no components, and ``name`` is its path.
+    root, no components, and ``name`` is its path. ``fixed`` is the outcome of what is no file. ``follow``: the name
+    may be a link.
     """
 
     shown: str
@@ -56,6 +59,18 @@ class Source(NamedTuple):
     links: Tuple[int, ...]
     name: str
     size: int
+    fixed: Optional[Outcome] = None
+    follow: bool = True
+    chunk_size: int = CHUNK_SIZE
+
+
+class Wanted(NamedTuple):
+    """Which entries are listed: with ``everything`` directories too; without ``follow`` links as links."""
+
+    skip_special: bool = False
+    everything: bool = False
+    follow: bool = True
+    chunk_size: int = CHUNK_SIZE
 
 
 class _Recorder:
@@ -89,9 +104,10 @@ class _Recorder:
 class _Tree:
     """A directory operand and the files below it, relative to it, in order."""
 
-    def __init__(self, operand: str, names: List[str], recorder: _Recorder) -> None:
+    def __init__(self, operand: str, names: List[str], recorder: _Recorder, chunk_size: int) -> None:
         self._operand = operand
-        self._root = copyplan.absolute(operand)
+        self._chunk_size = chunk_size
+        self._root = copyplan.absolute(operand or ".")
         self._names = names
         self._recorder = recorder
 
@@ -104,14 +120,93 @@ class _Tree:
             components = tuple(directory.split("/")) if directory else ()
             links = self._recorder.links.get(directory, ())
             size = next(sizes.get(directory, iter(())), 0)
-            yield Source(os.path.join(self._operand, relative), self._root, components, links, name, size)
+            shown = os.path.join(self._operand, relative)
+            yield Source(shown, self._root, components, links, name, size, chunk_size=self._chunk_size)
+
+
+class _FullTree:
+    """A directory operand with all that is below it, itself included, in order; links as ``wanted``."""
+
+    def __init__(self, operand: str, tree: walk.Tree, wanted: Wanted) -> None:
+        self._operand = operand
+        self._tree = tree
+        self._wanted = wanted
+
+    def sources(self) -> Iterator[Source]:
+        """Everything in byte order of the paths: what is in ``d`` comes after ``d-``, as ``-`` is before ``/``."""
+        if self._wanted.everything:
+            yield self._fixed("", [(DIRECTORY, 0, NOTHING)])
+        stack = [iter(self._entries(self._tree.root, ""))]
+        while stack:
+            entry = next(stack[-1], None)
+            if entry is None:
+                stack.pop()
+            elif isinstance(entry[1], walk.Directory):
+                stack.append(iter(self._entries(entry[1], os.fsdecode(entry[0]))))
+            else:
+                yield entry[1]
+
+    def _entries(self, directory: walk.Directory, prefix: str) -> List[Tuple[bytes, Union[Source, walk.Directory]]]:
+        """What a directory holds: (bytes that it sorts by, the file, link or directory; or what is below that)."""
+        request = directory.request()
+        found: List[Tuple[bytes, Union[Source, walk.Directory]]] = []
+        for entry in directory.files():
+            path = prefix + entry.name
+            found.append((os.fsencode(path), self._file(path, request, entry)))
+        if self._wanted.everything:
+            found.extend(self._links(directory, request, prefix))
+        for child in directory.children:
+            path = prefix + child.name
+            if self._wanted.everything:
+                found.append((os.fsencode(path), self._fixed(path, [(DIRECTORY, 0, NOTHING)])))
+            found.append((os.fsencode(path) + b"/", child))
+        found.sort(key=lambda item: item[0])
+        return found
+
+    def _file(self, path: str, request: walk.Request, entry: walk.FileEntry) -> Source:
+        follow = self._wanted.follow
+        return Source(
+            self._shown(path), request.root, request.components, request.links, entry.name, entry.size, None, follow,
+            self._wanted.chunk_size,
+        )  # fmt: skip
+
+    def _links(
+        self, directory: walk.Directory, request: walk.Request, prefix: str
+    ) -> Iterator[Tuple[bytes, Source]]:
+        if not directory.links:
+            return
+        chain = walk.open_chain(walk.open_root(request.root, False), False)
+        try:
+            place = chain.open(request.components, request.links)
+            for link in directory.links:
+                path = prefix + link.name
+                yield os.fsencode(path), self._fixed(path, link_outcome(link.name, place))
+        finally:
+            chain.close()
+
+    def _fixed(self, path: str, outcome: Outcome) -> Source:
+        return Source(self._shown(path), None, None, (), "", 0, outcome)
+
+    def _shown(self, path: str) -> str:
+        return os.path.join(self._operand, path) if path else self._operand or "."
+
+
+def link_outcome(name: str, directory: Optional[int]) -> Outcome:
+    """The line of a symbolic link: the size and digest of its target's bytes."""
+    try:
+        target = os.fsencode(os.readlink(name, dir_fd=directory))
+    except OSError as exc:
+        return unread(exc)
+    md5 = md5_constructor()()
+    md5.update(target)
+    return [(LINK, len(target), str(md5.hexdigest()))]
 
 
 class _Loose:
-    """An operand that is a file."""
+    """An operand that is a file, or a link taken as one."""
 
-    def __init__(self, operand: str, size: int) -> None:
-        self._source = Source(operand, None, None, (), operand, size)
+    def __init__(self, operand: str, size: int, chunk_size: int, fixed: Optional[Outcome] = None) -> None:
+        self._source = Source(operand, None, None, (), operand, size, fixed, chunk_size=chunk_size)
 
     def sources(self) -> Iterator[Source]:
         """The one file."""
@@ -122,7 +217,7 @@ class Found:
     """The files of all operands."""
 
     def __init__(self) -> None:
-        self.items: List[Union[_Tree, _Loose]] = []
+        self.items: List[Union[_Tree, _FullTree, _Loose]] = []
         self.files = self.bytes = self.problems = 0
 
     def sources(self) -> Iterator[Source]:
@@ -135,15 +230,15 @@ def find(
     operands: Sequence[Tuple[str, Union[os.stat_result, OSError]]],
     list_directories: walk.ListDirectories,
     events: HashEvents,
-    skip_special: bool = False,
+    wanted: Wanted = Wanted(),  # noqa: B008 (it cannot change)
 ) -> Found:
     """List every operand, given with what stat said of it; what cannot be is a problem, and the others go on."""
     found = Found()
     for operand, st in operands:
         try:
             if isinstance(st, OSError):
-                raise refusals.UnreadableEntries([(operand, reason_of(st))])
-            _find_one(found, operand, st, list_directories, events, skip_special)
+                raise refusals.UnreadableEntries([(operand, words_of(st))])
+            _find_one(found, operand, st, list_directories, events, wanted)
         except (refusals.UnreadableEntries, refusals.CopyArgumentError) as exc:
             found.problems += 1
             for line in exc.lines:
@@ -157,25 +252,41 @@ def _find_one(
     st: os.stat_result,
     list_directories: walk.ListDirectories,
     events: HashEvents,
-    skip_special: bool,
+    wanted: Wanted,
 ) -> None:
     if stat.S_ISDIR(st.st_mode):
-        recorder = _Recorder(list_directories)
-        skipped: List[Tuple[str, str]] = []
-        names = copyplan.list_relative_files(operand, skip_special, recorder, skipped)
-        for path, kind in skipped:
-            events.skipped(path, kind)
-        found.items.append(_Tree(operand, names, recorder))
-        found.files += len(names)
-        found.bytes += recorder.bytes
+        _find_tree(found, operand, list_directories, events, wanted)
     elif stat.S_ISREG(st.st_mode):
-        found.items.append(_Loose(operand, st.st_size))
+        found.items.append(_Loose(operand, st.st_size, wanted.chunk_size))
         found.files += 1
         found.bytes += st.st_size
-    elif skip_special:
+    elif stat.S_ISLNK(st.st_mode):
+        if wanted.everything:
+            found.items.append(_Loose(operand, 0, wanted.chunk_size, link_outcome(operand, None)))
+    elif wanted.skip_special:
         events.skipped(operand, kind_of(st.st_mode))
     else:
         raise refusals.SpecialFiles([refusals.SPECIAL % kind_of(st.st_mode) % quote(operand)])
+
+
+def _find_tree(
+    found: Found, operand: str, list_directories: walk.ListDirectories, events: HashEvents, wanted: Wanted
+) -> None:
+    skipped: List[Tuple[str, str]] = []
+    root = operand or "."  # only -C gives "": names without a prefix
+    if wanted.everything or not wanted.follow:
+        tree = copyplan.list_tree(root, wanted.skip_special, list_directories, skipped, wanted.follow)
+        found.items.append(_FullTree(operand, tree, wanted))
+        found.files += sum(directory.count() for directory in walk.breadth_first([tree]))
+        found.bytes += sum(sum(directory.sizes()) for directory in walk.breadth_first([tree]))
+    else:
+        recorder = _Recorder(list_directories)
+        names = copyplan.list_relative_files(root, wanted.skip_special, recorder, skipped)
+        found.items.append(_Tree(operand, names, recorder, wanted.chunk_size))
+        found.files += len(names)
+        found.bytes += recorder.bytes
+    for path, kind in skipped:
+        events.skipped(path, kind)
 
 
 # ------------------------------------------------------------------------------------------------ units of work
@@ -186,8 +297,9 @@ class Unit:
 
     def __init__(self, sources: List[Source]) -> None:
         self.sources = sources
-        self.outcomes: List[Optional[Outcome]] = [None] * len(sources)  # of the same length, in the same order
-        self.missing = len(sources)
+        self.outcomes: List[Optional[Outcome]] = [source.fixed for source in sources]  # in the same order
+        self.due = [index for index, source in enumerate(sources) if source.fixed is None]
+        self.missing = len(self.due)
         self.size = sum(source.size for source in sources)
 
     def settle(self, index: int, outcome: Outcome) -> None:
@@ -195,20 +307,20 @@ class Unit:
         self.outcomes[index] = outcome
         self.missing -= 1
 
-    def settle_all(self, reason: str) -> None:
+    def settle_all(self, why: Unread) -> None:
         """None of the files can be hashed, for one reason."""
-        for index in range(len(self.sources)):
-            self.settle(index, Unread(reason))
+        for index in self.due:
+            self.settle(index, why)
 
 
-def cut(sources: Iterable[Source], chunk_size: int) -> Iterator[Unit]:
+def cut(sources: Iterable[Source]) -> Iterator[Unit]:
     """Cut files into units, in order: what seems to have more than one chunk is alone."""
     batch: List[Source] = []
     size = names = 0
     for source in sources:
         cost = _cost(source, batch[-1] if batch else None)
         is_full = len(batch) >= BATCH_FILES or size + source.size > BATCH_BYTES or names + cost > BATCH_NAMES
-        if batch and (is_full or _stands_apart(batch[0], source, chunk_size)):
+        if batch and (is_full or _stands_apart(batch, source)):
             yield Unit(batch)
             batch, size, names = [], 0, 0
         batch.append(source)
@@ -218,8 +330,15 @@ def cut(sources: Iterable[Source], chunk_size: int) -> Iterator[Unit]:
         yield Unit(batch)
 
 
-def _stands_apart(first: Source, source: Source, chunk_size: int) -> bool:
-    return first.size > chunk_size or source.size > chunk_size or first.root != source.root
+def _stands_apart(batch: Sequence[Source], source: Source) -> bool:
+    """Whether a file cannot be in the task of this batch; what is no file goes with any."""
+    if source.size > source.chunk_size:
+        return True
+    first = next((s for s in batch if s.fixed is None), None)
+    if first is None or source.fixed is not None:
+        return False
+    one_task = (first.root, first.follow, first.chunk_size) == (source.root, source.follow, source.chunk_size)
+    return first.size > first.chunk_size or not one_task
 
 
 def _cost(source: Source, before: Optional[Source]) -> int:

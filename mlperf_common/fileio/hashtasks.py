@@ -38,7 +38,11 @@ class DigestRefused(Exception):
 
 
 class Unusable(Exception):
-    """A file that gets no digest: it is not regular, or it changed; the message says why."""
+    """A file that gets no digest, as it is not regular; the message says so."""
+
+
+class Changed(Unusable):
+    """A file that gets no digest, as it changed while it was read; the message names the field."""
 
 
 class TooLarge(NamedTuple):
@@ -48,9 +52,11 @@ class TooLarge(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """Instead of a digest: why there is none."""
+    """Instead of a digest: why there is none, the system's number for it or 0, and whether the file changed."""
 
     reason: str
+    errno: int = 0
+    changed: bool = False
 
 
 Outcome = Union[List[Chunk], TooLarge, Unread]
@@ -120,6 +126,12 @@ def reason_of(exc: Union[OSError, Unusable]) -> str:
     return words.reason_of(exc) if isinstance(exc, OSError) else str(exc)
 
 
+def unread(exc: Union[OSError, Unusable]) -> Unread:
+    """The outcome of a file that could not be hashed for this reason."""
+    number = exc.errno or 0 if isinstance(exc, OSError) else 0
+    return Unread(reason_of(exc), number, isinstance(exc, (Changed, ShortFile)))
+
+
 def check_regular(st: os.stat_result) -> None:
     """Raise Unusable for what is no regular file."""
     if not stat.S_ISREG(st.st_mode):
@@ -129,19 +141,28 @@ def check_regular(st: os.stat_result) -> None:
 def check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
     """Raise Unusable, naming the field, if size, mtime or ctime moved between two fstats of one descriptor."""
     if before.st_size != after.st_size:
-        raise Unusable(f"changed while it was being read: size was {before.st_size}, is {after.st_size}")
+        raise Changed(f"changed while it was being read: size was {before.st_size}, is {after.st_size}")
     for field, name in (("st_mtime_ns", "modification time"), ("st_ctime_ns", "status change time")):
         if getattr(before, field) != getattr(after, field):
-            raise Unusable(f"changed while it was being read: its {name} has moved")
+            raise Changed(f"changed while it was being read: its {name} has moved")
 
 
-def hash_file(worker: Worker, name: str, directory: Optional[int], chunk_size: int) -> Outcome:
+def open_file(name: str, directory: Optional[int], follow: bool) -> int:
+    """Open a file for reading, its access time left alone where that is allowed (open(2): to its owner, and root)."""
+    flags = OPEN_FLAGS | (0 if follow else os.O_NOFOLLOW)
+    try:
+        return os.open(name, flags | os.O_NOATIME, dir_fd=directory)
+    except PermissionError:
+        return os.open(name, flags, dir_fd=directory)
+
+
+def hash_file(worker: Worker, name: str, directory: Optional[int], chunk_size: int, follow: bool) -> Outcome:
     """Hash the file ``name`` (in the directory open as ``directory``) if it has no more than one chunk.
 
     Raises nothing but Interrupted: what goes wrong is ``Unread``.
     """
     try:
-        fd = os.open(name, OPEN_FLAGS, dir_fd=directory)
+        fd = open_file(name, directory, follow)
         try:
             before = os.fstat(fd)
             check_regular(before)
@@ -151,7 +172,7 @@ def hash_file(worker: Worker, name: str, directory: Optional[int], chunk_size: i
         finally:
             os.close(fd)
     except (OSError, Unusable) as exc:
-        return Unread(reason_of(exc))
+        return unread(exc)
 
 
 def _hash_open_file(worker: Worker, fd: int, before: os.stat_result, chunk_size: int) -> List[Chunk]:
@@ -228,7 +249,7 @@ def hash_range(worker: Worker, fd: int, part: Range) -> str:
     if part.direct:
         reading.direct.add(part.dev)
     if part.end == part.size and not ended and not direct_io.at_end(fd, view, part.size, BLOCK_SIZE):
-        raise Unusable(f"changed while it was being read: it does not end at {part.size} bytes any more")
+        raise Changed(f"changed while it was being read: it does not end at {part.size} bytes any more")
     return str(md5.hexdigest())
 
 
@@ -277,6 +298,7 @@ class Batch(NamedTuple):
 
     key: int
     chunk_size: int
+    follow: bool
     groups: Tuple[Group, ...]
 
 
@@ -290,11 +312,11 @@ def hash_batch(worker: Worker, batch: Batch, fds: Sequence[int]) -> Tuple[List[O
                 chain = listing.kept_chain(worker, batch.key, False, fds[0])
                 directory = chain.open(group.components, group.links)
         except OSError as exc:
-            outcomes.extend(Unread(reason_of(exc)) for _ in group.names)
+            outcomes.extend(unread(exc) for _ in group.names)
             continue
         for name in group.names:
             worker.check()
-            outcomes.append(hash_file(worker, name, directory, batch.chunk_size))
+            outcomes.append(hash_file(worker, name, directory, batch.chunk_size, batch.follow))
     return outcomes, reading_of(worker).learned()
 
 

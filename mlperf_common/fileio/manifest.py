@@ -16,11 +16,17 @@ Nothing here knows what a path, an offset or a digest is of.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import Match, NamedTuple, Tuple, Union
 
 CHUNK_SIZE = 1 << 30
+
+# What stands in place of an offset where a line is of no chunk of a file: --all.
+DIRECTORY = -1
+LINK = -2
+NOTHING = "d41d8cd98f00b204e9800998ecf8427e"  # the MD5 of no bytes
 
 _ESCAPES = {b"\\": b"\\\\", b"\n": b"\\n", b"\r": b"\\r", b"\t": b"\\t"}
 _UNESCAPES = {escaped: raw for raw, escaped in _ESCAPES.items()}
@@ -74,6 +80,37 @@ def format_line(path: Union[str, bytes], offset: int, size: int, md5hex: str) ->
     return b"%s%s\t%d\t%d\t%s\n" % (prefix, escaped, offset, size, md5hex.encode("ascii"))
 
 
+def format_zero(path: Union[str, bytes], offset: int, size: int, md5hex: str) -> bytes:
+    """The same fields, the path as it is, ended by NUL: no byte of a path needs to be escaped."""
+    return b"%s\t%d\t%d\t%s\0" % (os.fsencode(path), offset, size, md5hex.encode("ascii"))
+
+
+def format_json(path: Union[str, bytes], offset: int, size: int, md5hex: str) -> bytes:
+    """The same fields as one JSON object on a line. Undecodable bytes of a path are surrogates, as Python has them."""
+    fields = {"path": os.fsdecode(path), "offset": offset, "size": size, "md5": md5hex}
+    return json.dumps(fields).encode("ascii") + b"\n"
+
+
+def parse_zero(line: bytes) -> Line:
+    """What a line of ``format_zero`` says; its NUL may be there or not. ManifestError."""
+    fields = line.rstrip(b"\0").rsplit(b"\t", 3)
+    if len(fields) != 4:
+        raise ManifestError(f"{len(fields)} fields separated by tabs instead of 4")
+    return _line(fields[0], *fields[1:])
+
+
+def parse_json(line: bytes) -> Line:
+    """What a line of ``format_json`` says. ManifestError."""
+    try:
+        fields = json.loads(line)
+        path, offset, size, digest = (fields[name] for name in ("path", "offset", "size", "md5"))
+        return _line(os.fsencode(path), b"%d" % offset, b"%d" % size, digest.encode("ascii"))
+    except ManifestError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ManifestError("it is no JSON object with path, offset, size and md5") from exc
+
+
 def parse_line(line: bytes) -> Line:
     """What a line says; its newline may be there or not. ManifestError for whatever ``format_line`` would not
     write, so that a damaged line is noticed and a name has one spelling only."""
@@ -83,11 +120,16 @@ def parse_line(line: bytes) -> Line:
     fields = line[is_escaped:].split(b"\t")
     if len(fields) != 4:
         raise ManifestError(f"{len(fields)} fields separated by tabs instead of 4")
-    name, offset, size, digest = fields
+    return _line(_parse_name(fields[0], is_escaped), *fields[1:])
+
+
+def _line(name: bytes, offset: bytes, size: bytes, digest: bytes) -> Line:
+    if not name or b"\0" in name:
+        raise ManifestError("the name is empty, or has a NUL byte")
     if not _DIGEST.fullmatch(digest):
         raise ManifestError("the digest is not 32 hexadecimal digits in lower case")
     return Line(
-        os.fsdecode(_parse_name(name, is_escaped)),
+        os.fsdecode(name),
         _parse_number(offset, "offset", least=-2),
         _parse_number(size, "size", least=0),
         digest.decode("ascii"),

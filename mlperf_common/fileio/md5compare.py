@@ -1,0 +1,93 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""fastmd5 --compare: a line on stdout for each difference, counts on stderr, an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Sequence
+
+from mlperf_common.fileio import command, comparing, pairtasks, session
+from mlperf_common.fileio.comparing import EXTRA, KIND, MISSING, SIZE, Counts, Request
+from mlperf_common.fileio.listing import PoolLister, Roots
+from mlperf_common.fileio.pairtasks import CONTENT, METADATA, TARGET, TROUBLE
+from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
+from mlperf_common.fileio.stopping import Interrupted
+from mlperf_common.fileio.words import quote
+from mlperf_common.fileio.workers import AllWorkersDied
+
+PROGRAM = "fastmd5"
+
+WORDS = {
+    MISSING: "missing in DEST",
+    EXTRA: "extra in DEST",
+    KIND: "type differs",
+    SIZE: "size differs",
+    CONTENT: "content differs",
+    TARGET: "link target differs",
+    METADATA: "metadata differs",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare the two operands; the exit status."""
+    if args.directory is not None:
+        os.chdir(args.directory)
+    started = time.monotonic()
+    with session.open_pool(PROGRAM, args, pairtasks.FUNCTIONS, args.operands) as pool:
+        console = _Console(args)
+        roots = Roots(pool)
+        counts = Counts()
+        source, destination = args.operands
+        request = Request(source, destination, args.follow, args.metadata, args.skip_special)
+        console.follow(pool, lambda: (None, counts.files, None))
+        try:
+            comparing.compare(request, pool, roots, PoolLister(pool, roots), console, counts)
+        except AllWorkersDied as exc:
+            console.problem(str(exc))
+            counts.problems += 1
+        except Interrupted as exc:
+            console.interrupted(exc, "the comparison is not complete")
+            raise
+        finally:
+            console.clear()
+            roots.close()
+    console.conclude(counts, time.monotonic() - started)
+    return 0 if counts.is_identical() else 1
+
+
+class _Console(session.Console, comparing.Events):
+    """Differences on stdout, all else on stderr."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(PROGRAM, args.quiet, "none" if args.quiet else "auto", "comparing")
+        self._operands: Sequence[str] = args.operands
+
+    def differs(self, path: str, kind: str, text: str) -> None:
+        shown = quote(path or ".")
+        if kind == TROUBLE:
+            self.say("cannot compare %s: %s" % (shown, text))
+            return
+        line = "%s: %s%s\n" % (WORDS[kind], shown, " (%s)" % text if text else "")
+        command.stdout().write(os.fsencode(line))
+
+    def conclude(self, counts: Counts, seconds: float) -> None:
+        """The last line: what was compared, and how many differences there are of each kind."""
+        done = "%s, %s, %s compared, %s in %s, %s" % (
+            counted(counts.files, "file"),
+            counted(counts.directories, "directory"),
+            counted(counts.links, "link"),
+            format_bytes(counts.bytes),
+            format_seconds(seconds),
+            format_rate(counts.bytes, seconds),
+        )
+        if counts.is_identical():
+            if not self.quiet:
+                self.say("identical: " + done)
+            return
+        words = ["%s: %d" % (WORDS[kind], number) for kind, number in counts.differences.items()]
+        if counts.problems:
+            words.append("not compared: %d" % counts.problems)
+        self.say("NOT IDENTICAL: %s; %s" % (", ".join(words), done))
