@@ -11,10 +11,12 @@ block must pass the first time and fail every other time.
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import shutil
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import support
@@ -34,6 +36,8 @@ SECTIONS = (
 )
 PARTS = ("What happened: ", "Why: ", "```bash\n", "\nNow: ", "\nPinned by: ")
 NOT_AS_ROOT = 'test "$(id -u)" -ne 0'
+
+AT_ONCE = 4  # blocks wait as much as they work
 
 NOTHING = "exit 0"
 FAILS = "exit 1"
@@ -167,7 +171,7 @@ ENTRIES = entries()
 class Case(support.TestCase):
     """Runs blocks: each in an empty directory, with tools of the caller's choice."""
 
-    count = 0
+    count = itertools.count()
 
     def run_block(self, block: str, tools: Optional[Dict[str, str]] = None, patience: float = 0) -> support.Result:
         """Run a block with ``tools`` (name to path) in place of the real ones.
@@ -175,8 +179,7 @@ class Case(support.TestCase):
         ``patience``: seconds that `timeout` really waits, where the tool is known to hang.
         """
         user = self.user_for(block)
-        self.count += 1
-        place = self.make(f"run{self.count}", {"block": block.encode(), "empty": {}, "bin": {}})
+        place = self.make(f"run{next(self.count)}", {"block": block.encode(), "empty": {}, "bin": {}})
         python, real = self.real("fastcp", user)
         self.put(place, "bin/python3", f'exec "{python}" "$@"')
         if patience:
@@ -210,10 +213,9 @@ class Case(support.TestCase):
 
     def replaced(self, tool: str, script: str, block: str) -> Dict[str, str]:
         """A tree with all that a checkout has, but for one tool; for run_block."""
-        self.count += 1
         user = self.user_for(block)
         real = self.real(tool, user)[1]
-        tree = self.make(f"tree{self.count}", {"client": {}})
+        tree = self.make(f"tree{next(self.count)}", {"client": {}})
         os.symlink(os.path.join(os.path.dirname(os.path.dirname(real)), "mlperf_common"), f"{tree}/mlperf_common")
         if not script.startswith("#!"):
             script = f'REAL="{real}"\n{script}'
@@ -222,11 +224,11 @@ class Case(support.TestCase):
 
 class Reproductions(Case):
     def test_every_block_passes(self) -> None:
-        for entry in ENTRIES:
-            if self.user_for(entry.block):
-                continue
-            with self.subTest(entry.number, title=entry.title):
-                self.assertEqual(self.run_block(entry.block).returncode, 0, entry.title)
+        mine = [entry for entry in ENTRIES if not self.user_for(entry.block)]
+        with ThreadPoolExecutor(AT_ONCE) as executor:
+            for entry, result in zip(mine, executor.map(lambda entry: self.run_block(entry.block), mine)):
+                with self.subTest(entry.number, title=entry.title):
+                    self.assertEqual(result.returncode, 0, result)
 
     @support.needs_nobody
     def test_every_block_for_an_ordinary_user_passes(self) -> None:
@@ -238,17 +240,22 @@ class Reproductions(Case):
 
     def broken(self, script: str, patience: float) -> None:
         """Every block must fail with each of its tools replaced by this script."""
-        for entry in ENTRIES:
-            for tool in TOOLS:
-                if f"${tool.upper()}" in entry.block:
-                    with self.subTest(entry.number, title=entry.title, tool=tool):
-                        self.check_fails(entry, tool, script, patience)
+        self.check_fail(
+            [(e, tool, script) for e in ENTRIES for tool in TOOLS if f"${tool.upper()}" in e.block], patience
+        )
 
-    def check_fails(self, entry: Entry, tool: str, script: str, patience: float) -> None:
-        if self.user_for(entry.block) and support._why_not_nobody():
-            return
-        result = self.run_block(entry.block, self.replaced(tool, script, entry.block), patience)
-        self.assertNotEqual(result.returncode, 0, f"{script}: not noticed: {result}")
+    def check_fail(self, cases: Sequence[Tuple[Entry, str, str]], patience: float) -> None:
+        """Each entry's block must fail with the tool replaced by the script; several at a time."""
+        possible = [case for case in cases if not (self.user_for(case[0].block) and support._why_not_nobody())]
+
+        def run(case: Tuple[Entry, str, str]) -> support.Result:
+            entry, tool, script = case
+            return self.run_block(entry.block, self.replaced(tool, script, entry.block), patience)
+
+        with ThreadPoolExecutor(AT_ONCE) as executor:
+            for (entry, tool, script), result in zip(possible, executor.map(run, possible)):
+                with self.subTest(entry.number, title=entry.title, tool=tool):
+                    self.assertNotEqual(result.returncode, 0, f"{script}: not noticed: {result}")
 
     def test_a_tool_that_does_nothing_is_noticed(self) -> None:
         self.broken(NOTHING, 20)
@@ -260,10 +267,7 @@ class Reproductions(Case):
         self.broken(HANGS, 0.2)
 
     def test_each_defect_is_noticed(self) -> None:
-        for entry in ENTRIES:
-            for tool, script in IMITATIONS[entry.number]:
-                with self.subTest(entry.number, title=entry.title, script=script):
-                    self.check_fails(entry, tool, script, 4)
+        self.check_fail([(e, tool, script) for e in ENTRIES for tool, script in IMITATIONS[e.number]], 4)
 
     def test_the_block_on_refusals(self) -> None:
         block = next(entry.block for entry in ENTRIES if entry.number == 13)
@@ -279,8 +283,7 @@ class Reproductions(Case):
             ("a rule that is gone", b"", "def plan_copy_operations(*args): pass\n"),
         ):
             with self.subTest(label):
-                self.count += 1
-                tree = self.make(f"tree{self.count}", {"client": {"fastcp": b""}, "tests": {}})
+                tree = self.make(f"tree{next(self.count)}", {"client": {"fastcp": b""}, "tests": {}})
                 if test is not None:
                     make_tree(f"{tree}/tests/test_copyplan.py", test)
                 if plan is None:

@@ -182,6 +182,7 @@ def _run(args: argparse.Namespace, operands: Sequence[str], pool: AnyPool) -> in
     finally:
         console.clear()
         roots.close()
+    command.stdout().flush()  # an error of it is the last line then
     console.conclude(summary, time.monotonic() - started)
     return 0 if summary.is_complete() else 1
 

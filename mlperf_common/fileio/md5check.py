@@ -141,6 +141,7 @@ class _Check:
 
     def conclude(self) -> int:
         """The last lines, and the exit status."""
+        command.stdout().flush()
         counts = self._counts
         failed = sum(number for kind, number in counts.items() if kind != OK)
         if not counts[OK] and not failed and not self._troubles:

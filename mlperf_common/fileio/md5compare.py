@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         finally:
             console.clear()
             roots.close()
+    command.stdout().flush()
     console.conclude(counts, time.monotonic() - started)
     return 0 if counts.is_identical() else 1
 
