@@ -140,12 +140,13 @@ class Batches:
         return self._at[worker]
 
 
-def cut(segments: Sequence[Tuple[int, int]]) -> List[Tuple[int, int]]:
-    """The data of a large file in extents: no longer than ``EXTENT``, cut at multiples of it."""
+def cut(segments: Sequence[Tuple[int, int]], extent: int = 0) -> List[Tuple[int, int]]:
+    """The data of a large file in extents: no longer than ``extent`` bytes (0: EXTENT), cut at multiples of it."""
+    extent = extent or EXTENT
     pieces = []
     for start, end in segments:
         while start < end:
-            stop = min(end, (start // EXTENT + 1) * EXTENT)
+            stop = min(end, (start // extent + 1) * extent)
             pieces.append((start, stop))
             start = stop
     return pieces

@@ -19,8 +19,8 @@ from typing import BinaryIO, Callable, Deque, Iterable, Iterator, List, NamedTup
 
 from mlperf_common.fileio.direct_io import BLOCK_SIZE
 from mlperf_common.fileio.hashplan import HashEvents, Source, link_outcome
-from mlperf_common.fileio.hashtasks import Chunk, Outcome, Unread, unread
-from mlperf_common.fileio.manifest import CHUNK_SIZE, DIRECTORY, LINK, NOTHING, Line, ManifestError
+from mlperf_common.fileio.hashtasks import Outcome, Unread, unread
+from mlperf_common.fileio.manifest import CHUNK_SIZE, DIRECTORY, LINK, NOTHING, Chunk, Line, ManifestError
 
 LONGEST_LINE = 1 << 20  # bytes; a path is at most 4096, escaped twice that
 

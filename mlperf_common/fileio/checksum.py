@@ -16,10 +16,11 @@ import os
 from collections import deque
 from typing import Any, Deque, Dict, Iterator, Optional, Protocol, Set, Tuple
 
-from mlperf_common.fileio import hashplan, hashtasks, walk
+from mlperf_common.fileio import digest, hashplan, hashtasks, walk
 from mlperf_common.fileio.hashplan import HashEvents, Source, Unit
-from mlperf_common.fileio.hashtasks import Batch, Chunk, Learned, Outcome, Range, Reading, TooLarge, Unread, Unusable
+from mlperf_common.fileio.hashtasks import Batch, Learned, Outcome, Range, Reading, TooLarge, Unread, Unusable
 from mlperf_common.fileio.listing import AnyPool, Roots
+from mlperf_common.fileio.manifest import Chunk
 from mlperf_common.fileio.workers import Failure, Task
 
 
@@ -153,7 +154,7 @@ def hash_files(
     Raises DigestRefused, AllWorkersDied, Interrupted, and
     whatever the events raise; the caller then aborts the pool.
     """
-    hashtasks.md5_constructor()
+    digest.md5_constructor()
     summary.files_total, summary.bytes_total = found.files, found.bytes
     summary.problems += found.problems
     run = _Run(hashplan.cut(found.sources()), roots, events, summary)
@@ -221,7 +222,7 @@ class _Run:
                 return None
             key, fds = root.key, (root.fd,)
         groups = hashplan.groups([unit.sources[index] for index in unit.due])
-        return Task("batch", Batch(key, first.chunk_size, first.follow, groups), fds, unit)
+        return Task("hash", Batch(key, first.chunk_size, first.follow, groups), fds, unit)
 
     def _with_chunks(self) -> Optional[LargeFile]:
         """The large file at hand, or the next one that is due, opened."""

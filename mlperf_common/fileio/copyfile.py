@@ -17,11 +17,13 @@ import errno
 import functools
 import os
 import stat
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from mlperf_common.fileio import direct_io
+from mlperf_common.fileio.digest import Digest
 from mlperf_common.fileio.direct_io import BLOCK_SIZE
 from mlperf_common.fileio.facts import ALWAYS, AUTO, NEVER, Facts, Options
+from mlperf_common.fileio.manifest import Chunk
 from mlperf_common.fileio.metadata import ACCESS_ACL, Replaced, creation_mode, dress, read_acl
 from mlperf_common.fileio.traces import temporary_name
 from mlperf_common.fileio.walk import TIME_MASK, FileEntry
@@ -121,26 +123,40 @@ def check_unchanged(before: os.stat_result, after: os.stat_result, ignore_times:
             raise FileChanged("changed while it was being copied: its %s has moved" % words)
 
 
-def data_segments(fd: int, st: os.stat_result, sparse: str = AUTO) -> List[Tuple[int, int]]:
-    """The (start, end) byte ranges that hold data, aligned outwards to ``BLOCK_SIZE``; all of them if NEVER sparse.
+def data_segments(
+    fd: int, st: os.stat_result, sparse: str = AUTO, start: int = 0, end: Optional[int] = None
+) -> List[Tuple[int, int]]:
+    """The (start, end) byte ranges between two places that hold data, aligned outwards to ``BLOCK_SIZE``.
 
     The kernel's word on holes (lseek(2)) is taken only where st_blocks says that there are some, and not when
-    it finds no data at all in a file that has blocks: filesystems have been wrong about fresh data.
+    it finds no data at all in a file that has blocks: filesystems have been wrong about fresh data. NEVER sparse: all
+    of it.
     """
     size = st.st_size
+    end = size if end is None else end
+    everything = [(start, end)] if start < end else []
     if st.st_blocks * 512 >= size or sparse == NEVER:
-        return [(0, size)] if size else []
+        return everything
     found: List[Tuple[int, int]] = []
-    at = 0
+    at = start
     try:
-        while at < size:
-            start = os.lseek(fd, at, os.SEEK_DATA)
-            at = os.lseek(fd, start, os.SEEK_HOLE)
-            _extend(found, start - start % BLOCK_SIZE, min(direct_io.round_up(at, BLOCK_SIZE), size))
+        while at < end:
+            data = os.lseek(fd, at, os.SEEK_DATA)
+            if data >= end:
+                break
+            at = os.lseek(fd, data, os.SEEK_HOLE)
+            _extend(found, max(start, data - data % BLOCK_SIZE), min(direct_io.round_up(at, BLOCK_SIZE), end))
     except OSError as exc:
         if exc.errno != errno.ENXIO:  # ENXIO: no data after ``at``
-            return [(0, size)]
-    return found if found or st.st_blocks == 0 else [(0, size)]
+            return everything
+    return found if found or st.st_blocks == 0 or _has_data(fd) else everything
+
+
+def _has_data(fd: int) -> bool:
+    try:
+        return os.lseek(fd, 0, os.SEEK_DATA) >= 0
+    except OSError:
+        return False
 
 
 def _extend(found: List[Tuple[int, int]], start: int, end: int) -> None:
@@ -221,7 +237,7 @@ def create(making: Making, name: str, mode: int, size: int, replaces: bool, item
 def _create_nameless(making: Making, name: str, mode: int, direct: bool) -> Optional[NewFile]:
     facts = making.facts
     try:
-        fd = _open_new(making, ".", os.O_TMPFILE | os.O_WRONLY, mode, direct)
+        fd = _open_new(making, ".", os.O_TMPFILE | _access(making), mode, direct)
     except OSError as exc:
         if exc.errno not in _NO_NAMELESS:
             raise
@@ -237,7 +253,7 @@ def _create_nameless(making: Making, name: str, mode: int, direct: bool) -> Opti
 
 
 def _create_named(making: Making, name: str, mode: int, direct: bool, item: str) -> NewFile:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    flags = _access(making) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     for attempt in range(100):
         temporary = temporary_name(name, making.facts.suffix + item + ("%d" % attempt if attempt else ""))
         try:
@@ -246,6 +262,10 @@ def _create_named(making: Making, name: str, mode: int, direct: bool, item: str)
             continue  # somebody else's: another name, never an unlink
         return NewFile(fd, making.dir_fd, name, temporary)
     raise FileExistsError(errno.EEXIST, "no free name for a temporary file", name)
+
+
+def _access(making: Making) -> int:
+    return os.O_RDWR if making.options.verify else os.O_WRONLY
 
 
 def _open_new(making: Making, name: str, flags: int, mode: int, direct: bool) -> int:
@@ -268,6 +288,7 @@ class Stream(NamedTuple):
     dst: int
     src_dev: int
     dst_dev: int
+    digest: Optional[Digest] = None  # of what is read
 
 
 def move_range(worker: Worker, facts: Facts, stream: Stream, start: int, end: int, first: bool) -> int:
@@ -283,6 +304,8 @@ def move_range(worker: Worker, facts: Facts, stream: Stream, start: int, end: in
         worker.check()
         count = min(len(view), end - at)
         _fall_back(facts, "source", stream.src_dev, stream.src, first, direct_io.pread, view, count, at)
+        if stream.digest is not None:
+            stream.digest.update(view[:count])
         _fall_back(facts, "destination", stream.dst_dev, stream.dst, first, direct_io.pwrite, view, count, at)
         first = False
         at += count
@@ -325,9 +348,9 @@ def check_end(worker: Worker, fd: int, size: int) -> None:
         raise FileChanged("changed while it was being copied: it does not end at %d bytes any more" % size)
 
 
-def move_small(worker: Worker, src: int, dst: int, size: int) -> int:
+def move_small(worker: Worker, stream: Stream, size: int) -> int:
     """Copy a file that fits into the buffer with a byte to spare: one read that asks for more, one write."""
-    view = worker.buffer()
+    src, view = stream.src, worker.buffer()
     got = os.preadv(src, [view[: size + 1]], 0)
     while 0 < got < size:  # cut short by a signal or a server, or the end: the next read tells
         more = os.preadv(src, [view[got : size + 1]], got)
@@ -336,22 +359,26 @@ def move_small(worker: Worker, src: int, dst: int, size: int) -> int:
         got += more
     if got != size:
         raise FileChanged("changed while it was being copied: %d bytes were planned, %d read" % (size, got))
+    if stream.digest is not None:
+        stream.digest.update(view[:size])
     if size:
-        direct_io.pwrite(dst, view, size, 0, 1)
+        direct_io.pwrite(stream.dst, view, size, 0, 1)
     worker.moved(size)
     return size
 
 
-def move_to_end(worker: Worker, src: int, dst: int) -> int:
+def move_to_end(worker: Worker, stream: Stream) -> int:
     """Copy a file whose size says nothing (0, in /proc and on some FUSE) up to its end; how many bytes."""
     view = worker.buffer()
     at = 0
     while True:
         worker.check()
-        got = os.preadv(src, [view], at)
+        got = os.preadv(stream.src, [view], at)
         if got == 0:
             return at
-        direct_io.pwrite(dst, view, got, at, 1)
+        if stream.digest is not None:
+            stream.digest.update(view[:got])
+        direct_io.pwrite(stream.dst, view, got, at, 1)
         at += got
         worker.moved(got)
 
@@ -367,7 +394,7 @@ def clone(facts: Facts, stream: Stream, size: int) -> bool:
     error, and any where it is wanted always.
     """
     options, devices = facts.options, (stream.src_dev, stream.dst_dev)
-    if size == 0 or options.reflink == NEVER or options.sparse == NEVER:
+    if size == 0 or options.reflink == NEVER or options.sparse == NEVER or options.digests or options.verify:
         return False
     if options.reflink == AUTO and devices in facts.uncloned:
         return False
@@ -418,20 +445,93 @@ def open_standing(making: Making, name: str, size: int) -> Optional[int]:
     return None
 
 
+def move_segments(
+    worker: Worker,
+    facts: Facts,
+    stream: Stream,
+    segments: Sequence[Tuple[int, int]],
+    part: Tuple[int, int],
+    first: bool,
+) -> int:
+    """Copy those of the ``segments`` that hold data in a part of a file; what is between them counts as zeros."""
+    at, moved = part[0], 0
+    for start, end in segments:
+        start, end = max(start, part[0]), min(end, part[1])
+        if start >= end:
+            continue
+        if stream.digest is not None:
+            stream.digest.zeros(start - at)
+        moved += move_range(worker, facts, stream, start, end, first and moved == 0)
+        at = end
+    if stream.digest is not None:
+        stream.digest.zeros(part[1] - at)
+    return moved
+
+
+class StorageDiffers(OSError):
+    """What is read back from the storage is not what was written to it."""
+
+
+def reread(worker: Worker, facts: Facts, fd: int, chunks: Sequence[Chunk]) -> None:
+    """See that the storage has, in a new file open for reading too, bytes of these digests.
+
+    fsync, then reads past the page cache: with O_DIRECT, else after the pages were dropped; if they cannot be, that
+    is noted. Raises OSError (StorageDiffers), Interrupted.
+    """
+    os.fsync(fd)
+    _read_past_cache(worker, facts, fd)
+    view = worker.buffer()
+    for start, size, wanted in chunks:
+        digest = Digest(start, max(size, 1))
+        for at in range(start, start + size, len(view)):
+            worker.check()
+            count = min(len(view), start + size - at)
+            try:
+                direct_io.pread(fd, view, count, at, BLOCK_SIZE)
+            except OSError as exc:
+                if not direct_io.is_unsupported(exc) or not direct_io.is_direct(fd):
+                    raise
+                direct_io.set_direct(fd, False)
+                _drop_pages(worker, facts, fd)
+                direct_io.pread(fd, view, count, at, BLOCK_SIZE)
+            digest.update(view[:count])
+        if digest.chunks() != [(start, size, wanted)]:
+            text = "the storage does not have what was copied, bytes %d to %d" % (start, start + size)
+            raise StorageDiffers(errno.EIO, text)
+
+
+def _read_past_cache(worker: Worker, facts: Facts, fd: int) -> None:
+    if facts.options.direct != NEVER:
+        try:
+            return direct_io.set_direct(fd, True)
+        except OSError:  # whatever the reason, there is the other way
+            pass
+    _drop_pages(worker, facts, fd)
+
+
+def _drop_pages(worker: Worker, facts: Facts, fd: int) -> None:
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        # Answers only from the page cache (preadv2(2)); a filesystem in memory has nothing else.
+        facts.from_cache = facts.from_cache or os.preadv(fd, [worker.buffer()[:1]], 0, os.RWF_NOWAIT) > 0
+    except BlockingIOError:
+        pass
+    except OSError:  # it cannot be asked
+        facts.from_cache = True
+
+
 def move_all(worker: Worker, facts: Facts, stream: Stream, st: os.stat_result) -> int:
     """Copy a whole file, holes staying holes unless they are not wanted; how many bytes it holds."""
     size = st.st_size
     if size == 0:
-        return move_to_end(worker, stream.src, stream.dst)
+        return move_to_end(worker, stream)
     options = facts.options
     if clone(facts, stream, size):
         return size
     whole = st.st_blocks * 512 >= size or options.sparse == NEVER
     if whole and facts.is_small(size) and size < worker.buffer_size:
-        return move_small(worker, stream.src, stream.dst, size)
-    moved = 0
-    for start, end in data_segments(stream.src, st, options.sparse):
-        moved += move_range(worker, facts, stream, start, end, moved == 0)
+        return move_small(worker, stream, size)
+    move_segments(worker, facts, stream, data_segments(stream.src, st, options.sparse), (0, size), True)
     check_end(worker, stream.src, size)
     os.ftruncate(stream.dst, size)
     return size
@@ -643,8 +743,15 @@ class Job(NamedTuple):
     compare: bool = False
 
 
-def copy_file(worker: Worker, making: Making, job: Job) -> Optional[int]:
-    """Copy one file that a single worker handles, completely or not at all; the bytes that it holds.
+class Copied(NamedTuple):
+    """What a copied file holds: bytes and, if they were asked for, the digests of its chunks."""
+
+    size: int
+    chunks: List[Chunk]
+
+
+def copy_file(worker: Worker, making: Making, job: Job) -> Optional[Copied]:
+    """Copy one file that a single worker handles, completely or not at all.
 
     None: the same bytes stand there. Raises OSError, FileChanged, NameCollision, Interrupted; then nothing of the
     new file is left.
@@ -656,7 +763,7 @@ def copy_file(worker: Worker, making: Making, job: Job) -> Optional[int]:
         return _copy_once(worker, making, job)
 
 
-def _copy_once(worker: Worker, making: Making, job: Job) -> Optional[int]:
+def _copy_once(worker: Worker, making: Making, job: Job) -> Optional[Copied]:
     src, st = open_source(job.source, job.source_dir, job.entry, making.facts, job.follow)
     try:
         if job.compare and _stands(worker, making, job, src, st):
@@ -664,15 +771,20 @@ def _copy_once(worker: Worker, making: Making, job: Job) -> Optional[int]:
         new = create(making, job.name, st.st_mode, st.st_size, job.replaces)
         try:
             new.source, new.st = src, st
-            new.size = moved = move_all(worker, making.facts, Stream(src, new.fd, st.st_dev, making.dev), st)
+            digest = Digest() if making.options.digests or making.options.verify else None
+            stream = Stream(src, new.fd, st.st_dev, making.dev, digest)
+            new.size = moved = move_all(worker, making.facts, stream, st)
             check_unchanged(st, os.fstat(src), making.options.ignore_times)
+            chunks = digest.chunks() if digest is not None else []
+            if making.options.verify:
+                reread(worker, making.facts, new.fd, chunks)
             (replace if job.replaces else commit)(making, new)
         except BaseException:
             new.discard()
             raise
     finally:
         os.close(src)
-    return moved
+    return Copied(moved, chunks)
 
 
 def _stands(worker: Worker, making: Making, job: Job, src: int, st: os.stat_result) -> bool:

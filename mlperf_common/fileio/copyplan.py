@@ -15,7 +15,7 @@ import contextlib
 import errno
 import os
 import stat
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from mlperf_common.fileio.landing import Base, DestinationCheck, LooseFile, Wishes
 from mlperf_common.fileio.refusals import (
@@ -45,7 +45,7 @@ from mlperf_common.fileio.refusals import (
     UnusableDestination,
 )
 from mlperf_common.fileio.traces import Landing, Traces
-from mlperf_common.fileio.twins import Family, find_families
+from mlperf_common.fileio.twins import Family, Standing, Twin, find_families
 from mlperf_common.fileio.walk import (
     TIME_MASK,
     Directory,
@@ -190,8 +190,8 @@ class CopyPlan(NamedTuple):
     shallowest first. The rest is what the copier works from: the base, trees and loose files, and the
     special files left out as (path, kind); ``links``, the symbolic links copied as such, as (absolute source,
     absolute destination); ``families``, names of one file that become names of one file (``twins``);
-    ``unchanged``, how many files -u leaves as they are; ``mounts``, directories on which another filesystem is
-    mounted; ``top``, where DEST is below the base; ``traces``, what other runs have left there.
+    ``unchanged``, how many files -u leaves as they are, ``standing``, which; ``mounts``, directories on which
+    another filesystem is mounted; ``top``, where DEST is below the base; ``traces``, what other runs have left there.
     """
 
     files: Sequence[Tuple[str, str, int]]
@@ -203,6 +203,7 @@ class CopyPlan(NamedTuple):
     links: Sequence[Tuple[str, str]] = ()
     families: Sequence[Family] = ()
     unchanged: int = 0
+    standing: Sequence[Standing] = ()
     mounts: Sequence[str] = ()
     top: Landing = ()
     traces: Traces = Traces()
@@ -602,8 +603,13 @@ def _plan(base: Base, operands: Sequence[Operand], rules: _Rules, lister: ListDi
         refusals.drop(rule)
     refusals.raise_first()
     families = find_families(trees, loose, check.unchanged) if rules.look.twins else []
+    standing = _standing_names(loose, check.unchanged)
     return _make_plan(base, trees, _without_unchanged(loose, check.unchanged), families)._replace(
-        skipped=skipped + problems.specials, unchanged=check.count(), mounts=problems.mounts, traces=check.traces
+        standing=standing,
+        skipped=skipped + problems.specials,
+        unchanged=check.count(),
+        mounts=problems.mounts,
+        traces=check.traces,
     )
 
 
@@ -611,6 +617,21 @@ def _top(plan: CopyPlan, destination: str) -> Landing:
     """Where DEST is below the base: a directory that is to be made, or the base itself."""
     new = len(plan.trees) == 1 and not plan.loose and not os.path.isdir(destination)
     return plan.trees[0].components if new else ()
+
+
+def _standing_names(
+    loose: Sequence[LooseFile], unchanged: Mapping[Optional[Directory], Set[bytes]]
+) -> List[Standing]:
+    """What -u leaves alone, name by name."""
+    found: List[Standing] = []
+    for directory, names in unchanged.items():
+        if directory is None:
+            continue
+        links = {os.fsencode(link.name) for link in directory.links}
+        found.extend(Standing(Twin(directory, os.fsdecode(name)), "", "", name in links) for name in sorted(names))
+    names = unchanged.get(None, set())
+    kept = [file for file in loose if os.fsencode(file.name) in names]
+    return found + [Standing(Twin(None, file.name), file.source, file.shown, file.is_link) for file in kept]
 
 
 def _without_unchanged(

@@ -15,8 +15,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from mlperf_common.fileio import copyfile, dressing, linktasks, listing, walk, words
 from mlperf_common.fileio.copyfile import FileChanged, Job, Making, NameCollision, NamelessRefused, Stream
+from mlperf_common.fileio.digest import Digest
 from mlperf_common.fileio.dressing import open_directory
 from mlperf_common.fileio.facts import FATAL, Failed, Learned, Options, facts_of, learned, reason_of
+from mlperf_common.fileio.manifest import Chunk
 from mlperf_common.fileio.metadata import creation_mode
 from mlperf_common.fileio.walk import FileEntry, Identity
 from mlperf_common.fileio.workers import Worker
@@ -43,6 +45,7 @@ class BatchResult(NamedTuple):
     files: int
     bytes: int
     same: List[int]  # positions
+    chunks: Dict[int, List[Chunk]]  # by position, if digests were asked for
     failures: List[Failed]
     tried: int
     learned: Learned
@@ -58,6 +61,21 @@ class Extent(NamedTuple):
     src_dev: int
     dst_dev: int
     first: bool
+
+
+class ExtentResult(NamedTuple):
+    """How many bytes of an extent held data; its digests, if they were asked for."""
+
+    moved: int
+    chunks: List[Chunk]
+    learned: Learned
+
+
+class Reread(NamedTuple):
+    """Chunks of a new file that are to be read back."""
+
+    options: Options
+    chunks: Tuple[Chunk, ...]
 
 
 class Comparison(NamedTuple):
@@ -148,23 +166,26 @@ def copy_batch(worker: Worker, batch: Batch, fds: Sequence[int]) -> BatchResult:
     files = moved = tried = 0
     failures: List[Failed] = []
     same: List[int] = []
+    chunks: Dict[int, List[Chunk]] = {}
     for index, (name, entry, replaces, compare) in enumerate(batch.files):
         worker.check()
         tried += 1
         try:
             job = Job(name, source, entry, entry.name, replaces, batch.follow, compare)
-            size = copyfile.copy_file(worker, making, job)
-            if size is None:
+            copied = copyfile.copy_file(worker, making, job)
+            if copied is None:
                 same.append(index)
-            else:
-                moved += size
-                files += 1
+                continue
+            moved += copied.size
+            files += 1
+            if batch.options.digests:
+                chunks[index] = copied.chunks
         except (OSError, FileChanged, NameCollision, NamelessRefused) as exc:
             number = exc.errno or 0 if isinstance(exc, OSError) else 0
             failures.append(Failed(index, number, reason_of(exc)))
             if number in FATAL:
                 break
-    return BatchResult(files, moved, same, failures, tried, learned(facts))
+    return BatchResult(files, moved, same, chunks, failures, tried, learned(facts))
 
 
 def _source_directory(worker: Worker, batch: Batch, root_fd: int) -> int:
@@ -176,14 +197,31 @@ def _source_directory(worker: Worker, batch: Batch, root_fd: int) -> int:
     return fd
 
 
-def copy_extent(worker: Worker, extent: Extent, fds: Sequence[int]) -> Tuple[int, Learned]:
+def copy_extent(worker: Worker, extent: Extent, fds: Sequence[int]) -> ExtentResult:
     """Copy one extent; the one that ends the file also sees that the source ends there."""
-    facts = facts_of(worker, extent.options)
-    stream = Stream(fds[0], fds[1], extent.src_dev, extent.dst_dev)
-    moved = copyfile.move_range(worker, facts, stream, extent.start, extent.end, extent.first)
+    facts, options = facts_of(worker, extent.options), extent.options
+    part = (extent.start, extent.end)
+    if not (options.digests or options.verify):
+        stream = Stream(fds[0], fds[1], extent.src_dev, extent.dst_dev)
+        moved = copyfile.move_range(worker, facts, stream, *part, extent.first)
+        chunks: List[Chunk] = []
+    else:
+        # Holes are in it, since they count: which they are is asked here, as there may be very many.
+        digest = Digest(extent.start)
+        stream = Stream(fds[0], fds[1], extent.src_dev, extent.dst_dev, digest)
+        segments = copyfile.data_segments(fds[0], os.fstat(fds[0]), options.sparse, *part)
+        moved = copyfile.move_segments(worker, facts, stream, segments, part, extent.first)
+        chunks = digest.chunks()
     if extent.end == extent.size:
         copyfile.check_end(worker, fds[0], extent.size)
-    return moved, learned(facts)
+    return ExtentResult(moved, chunks, learned(facts))
+
+
+def reread_chunks(worker: Worker, task: Reread, fds: Sequence[int]) -> Learned:
+    """Read chunks of a new file back from the storage and compare their digests. Raises StorageDiffers."""
+    facts = facts_of(worker, task.options)
+    copyfile.reread(worker, facts, fds[1], task.chunks)
+    return learned(facts)
 
 
 def compare_extent(worker: Worker, part: Comparison, fds: Sequence[int]) -> bool:
@@ -222,15 +260,32 @@ def _check_directory(
     return "" if same else "directory changed while it was being copied"
 
 
+def hash_batch(worker: Worker, batch: Any, fds: Sequence[int]) -> Any:
+    """As fastmd5 does it, for a manifest; hashing is imported only where it is needed."""
+    from mlperf_common.fileio import hashtasks
+
+    return hashtasks.hash_batch(worker, batch, fds)
+
+
+def hash_chunk(worker: Worker, part: Any, fds: Sequence[int]) -> Any:
+    """The same of a chunk."""
+    from mlperf_common.fileio import hashtasks
+
+    return hashtasks.hash_chunk(worker, part, fds)
+
+
 FUNCTIONS: Dict[str, Any] = {
     "list": listing.list_task,
     "mkdir": make_directories,
     "batch": copy_batch,
     "extent": copy_extent,
+    "reread": reread_chunks,
     "compare": compare_extent,
     "links": linktasks.make_links,
     "twins": linktasks.make_twins,
     "check": check_directories,
     "dress": dressing.dress_directories,
     "sync": dressing.sync_directories,
+    "hash": hash_batch,
+    "chunk": hash_chunk,
 }

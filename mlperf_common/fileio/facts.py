@@ -30,7 +30,8 @@ class Options(NamedTuple):
     """What the user asked of a copy; it travels with every task. ``token`` is the run's, for temporary names.
 
     ``direct``, ``sparse``, ``reflink``: AUTO, NEVER, and ALWAYS for the first and last. ``ignore_times``: of a source
-    only size and inode are compared.
+    only size and inode are compared. ``digests``: MD5 of what is read are wanted; ``verify``: and compared with
+    what is on the storage then.
     """
 
     token: str
@@ -41,6 +42,8 @@ class Options(NamedTuple):
     sparse: str = AUTO
     reflink: str = AUTO
     fsync: bool = False
+    digests: bool = False
+    verify: bool = False
 
 
 class Facts:
@@ -59,6 +62,7 @@ class Facts:
         self.nameless: Dict[int, bool] = {}
         self.uncloned: Set[Tuple[int, int]] = set()
         self.cloned = False
+        self.from_cache = False  # something was verified that could not be read from anywhere else
         self.notes = Notes()
 
     def wants_direct(self, side: str, dev: int, size: int) -> bool:
@@ -84,6 +88,7 @@ class Learned(NamedTuple):
     refused: Dict[Tuple[str, int], str]
     direct: Set[str]
     cloned: bool
+    from_cache: bool
     warnings: Set[str]
     problems: Set[str]
 
@@ -107,7 +112,7 @@ def facts_of(worker: Worker, options: Options) -> Facts:
 def learned(facts: Facts) -> Learned:
     """The facts as they travel; a note is passed on once."""
     notes, facts.notes = facts.notes, Notes()
-    return Learned(facts.refused, facts.direct, facts.cloned, notes.warnings, notes.problems)
+    return Learned(facts.refused, facts.direct, facts.cloned, facts.from_cache, notes.warnings, notes.problems)
 
 
 def reason_of(exc: BaseException) -> str:

@@ -20,10 +20,11 @@ from mlperf_common.fileio.metadata import Kept
 from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.stopping import Interrupted
-from mlperf_common.fileio.words import quote
+from mlperf_common.fileio.words import quote, reason_of
 
 if TYPE_CHECKING:
-    from mlperf_common.fileio.listing import AnyPool
+    from mlperf_common.fileio.listing import AnyPool, Roots
+    from mlperf_common.fileio.recording import Recorder
 
 PROGRAM = "fastcp"
 
@@ -72,6 +73,15 @@ def make_parser() -> command.Parser:
     )
     add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices instead of refusing them")
     _add_metadata_options(add)
+    _add_way_options(add)
+    add("-N", "--dry-run", action="store_true", help="print what would be copied where; write nothing")
+    add("-v", "--verbose", action="store_true", help="name each file when it has been copied")
+    add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
+    return parser
+
+
+def _add_way_options(add: Any) -> None:
+    """What is copied of what exists, and how bytes move."""
     add(
         "-u",
         "--update",
@@ -85,11 +95,14 @@ def make_parser() -> command.Parser:
     _add_choice(add, "direct", ("auto", "always", "never"), DIRECT_HELP)
     _add_choice(add, "sparse", ("auto", "never"), "auto: holes stay holes (default); never: they are filled")
     _add_choice(add, "reflink", ("auto", "always", "never"), REFLINK_HELP)
+    add("--verify", action="store_true", help="read every file back from the storage before it gets its name")
+    add(
+        "--manifest",
+        metavar="FILE",
+        action=command.Once,
+        help="write the checksums of all that is copied to FILE, as fastmd5 --all would; -C DEST -c FILE checks them",
+    )
     add("--fsync", action="store_true", help="write files and directories to the storage before the end")
-    add("-N", "--dry-run", action="store_true", help="print what would be copied where; write nothing")
-    add("-v", "--verbose", action="store_true", help="name each file when it has been copied")
-    add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
-    return parser
 
 
 def _add_metadata_options(add: Any) -> None:
@@ -177,17 +190,25 @@ def _body(argv: Sequence[str]) -> int:
         return _run(args, sources, destination, pool)
 
 
-def _operands(parser: command.Parser, args: Any) -> Tuple[List[str], str]:
-    """SOURCEs and DEST by cp's three forms; anything else is a usage error, in cp's words."""
-    operands: List[str] = args.operands
+def _refuse_conflicts(parser: command.Parser, args: Any) -> None:
+    """Options that contradict each other are a usage error."""
     if args.quiet and args.verbose:
         parser.error("cannot combine --quiet (-q) and --verbose (-v)")
     if args.checksum and not args.update:
         parser.error("--checksum needs --update (-u)")
     if args.reflink == "always" and args.sparse == "never":
         parser.error("cannot combine --reflink=always and --sparse=never")
+    for name in ("verify", "manifest"):
+        if args.reflink == "always" and getattr(args, name):
+            parser.error("cannot combine --reflink=always and --%s" % name)
     if args.target_directory is not None and args.no_target_directory:
         parser.error("cannot combine --target-directory (-t) and --no-target-directory (-T)")
+
+
+def _operands(parser: command.Parser, args: Any) -> Tuple[List[str], str]:
+    """SOURCEs and DEST by cp's three forms; anything else is a usage error, in cp's words."""
+    operands: List[str] = args.operands
+    _refuse_conflicts(parser, args)
     if not operands:
         parser.error("missing file operand")
     if args.target_directory is not None:
@@ -213,6 +234,7 @@ def _settle_buffer(args: Any) -> None:
 def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> int:
     from mlperf_common.fileio import transfer
     from mlperf_common.fileio.listing import PoolLister, Roots
+    from mlperf_common.fileio.recording import Recorder
 
     started = time.monotonic()
     console = _Console(args)
@@ -220,13 +242,21 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
     try:
         plan = _plan(args, sources, destination, PoolLister(pool, roots))
         console.tell(plan)
+        if args.manifest is not None:
+            from mlperf_common.fileio import copymanifest
+
+            copymanifest.check_place(args.manifest, plan, args.force)
         if args.dry_run:
             _print_plan(plan)
             return 0
         summary = Summary()
         size, files = plan.size(), len(plan.files)
         console.follow(pool, lambda: (size, summary.files, files))
-        transfer.copy(plan, pool, roots, _options(args), console, summary)
+        options = _options(args)
+        recorder = Recorder(options.digests)
+        transfer.copy(plan, pool, roots, options, console, summary, recorder)
+        if args.manifest is not None and summary.is_complete():
+            _write_manifest(args, plan, recorder, (pool, roots), console, summary)
     except Interrupted as exc:
         console.interrupted(exc, "what is there so far is whole")
         raise
@@ -266,7 +296,33 @@ def _options(args: Any) -> Options:
         args.sparse,
         args.reflink,
         args.fsync,
+        args.manifest is not None,
+        args.verify,
     )
+
+
+def _write_manifest(
+    args: Any, plan: CopyPlan, recorder: Recorder, where: Tuple[AnyPool, Roots], console: _Console, summary: Summary
+) -> None:
+    """What -u left alone is read for it; then the manifest gets its name. What goes wrong makes the run fail."""
+    from mlperf_common.fileio import checksum, copymanifest
+
+    pool, roots = where
+    rest = copymanifest.Rest(plan, recorder)
+    checksum.hash_files(rest, pool, roots, rest, checksum.HashSummary())
+    for path, reason in rest.failures:
+        summary.problems += 1
+        console.problem("cannot hash %s for the manifest: %s" % (quote(path), reason))
+    if rest.failures:
+        return None
+    if not copymanifest.is_complete(plan, recorder):
+        summary.problems += 1
+        return console.problem("the manifest would not be complete: it is not written")
+    try:
+        copymanifest.write(args.manifest, os.urandom(5).hex(), copymanifest.lines(plan, recorder), args.force)
+    except OSError as exc:
+        summary.problems += 1
+        console.problem("cannot write the manifest %s: %s" % (quote(args.manifest), reason_of(exc)))
 
 
 def _print_plan(plan: CopyPlan) -> None:
@@ -338,9 +394,10 @@ def _done(summary: Summary) -> List[str]:
 def _besides(summary: Summary) -> List[str]:
     """What else is to be known of a run, where it is not nothing."""
     counts = (
+        (summary.from_cache, "verified from cache"),
         (summary.unchanged, "%d skipped, unverified"),
         (summary.same, "%d skipped, compared and the same"),
         (summary.left_behind, "temporary files of other runs: %d"),
         (summary.outside, "links that lead out of the tree: %d"),
     )
-    return [text % number for number, text in counts if number]
+    return [text % number if "%" in text else text for number, text in counts if number]

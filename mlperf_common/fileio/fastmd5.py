@@ -22,8 +22,9 @@ from mlperf_common.fileio.words import quote
 if TYPE_CHECKING:
     from mlperf_common.fileio.checksum import HashSummary
     from mlperf_common.fileio.hashplan import Found
-    from mlperf_common.fileio.hashtasks import Chunk, Unread
+    from mlperf_common.fileio.hashtasks import Unread
     from mlperf_common.fileio.listing import AnyPool, Roots
+    from mlperf_common.fileio.manifest import Chunk
 
 PROGRAM = "fastmd5"
 
@@ -196,7 +197,7 @@ def _hash(
     summary: HashSummary,
 ) -> None:
     from mlperf_common.fileio import checksum, hashplan
-    from mlperf_common.fileio.hashtasks import DigestRefused
+    from mlperf_common.fileio.digest import DigestRefused
     from mlperf_common.fileio.listing import PoolLister
     from mlperf_common.fileio.workers import AllWorkersDied
 

@@ -9,6 +9,7 @@ fail too.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections import deque
@@ -18,12 +19,13 @@ from mlperf_common.fileio import batches, copyfile, walk
 from mlperf_common.fileio.batches import Batches, PlannedFile, Queue
 from mlperf_common.fileio.copyfile import FileChanged, Making, NameCollision, NamelessRefused
 from mlperf_common.fileio.copyplan import CopyPlan
-from mlperf_common.fileio.copytasks import Batch, BatchResult, Comparison, Extent
+from mlperf_common.fileio.copytasks import Batch, BatchResult, Comparison, Extent, Reread
 from mlperf_common.fileio.directories import Directories
 from mlperf_common.fileio.facts import FATAL, Facts, Learned, Options, learned, reason_of
 from mlperf_common.fileio.largefile import LargeFile
 from mlperf_common.fileio.linktasks import LinkBatch, LinkResult
 from mlperf_common.fileio.listing import Roots
+from mlperf_common.fileio.recording import Recorder
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.traces import temporary_name
 from mlperf_common.fileio.twins import Twin
@@ -40,7 +42,15 @@ _FILE_ERRORS = (OSError, FileChanged, NameCollision, NamelessRefused)
 class FileWork:
     """The files of one plan: gives out the tasks, takes the results."""
 
-    def __init__(self, plan: CopyPlan, roots: Roots, options: Options, summary: Summary, events: Events) -> None:
+    def __init__(
+        self,
+        plan: CopyPlan,
+        roots: Roots,
+        options: Options,
+        summary: Summary,
+        events: Events,
+        recorder: Recorder,
+    ) -> None:
         self._plan = plan
         self._roots = roots
         self._options = options
@@ -54,6 +64,7 @@ class FileWork:
         self._opened = 0
         self._noted: Set[str] = set()
         self._links: Deque[_Links] = deque()
+        self.recorder = recorder
         self.missing: Set[Twin] = set()  # names that were not copied, kept only where others depend on them
 
     # ---- giving out
@@ -123,7 +134,8 @@ class FileWork:
             self._large = next(self._larges, None)
             if self._large is None:
                 return None
-            self._open_large(self._large)
+            if self._large not in self._open:
+                self._open_large(self._large)
         return self._large
 
     def _open_large(self, large: LargeFile) -> None:
@@ -163,6 +175,9 @@ class FileWork:
         start, end = large.ranges.popleft()
         large.under_way += 1
         size = large.file.entry.size
+        if large.verifying:
+            reread = Reread(self._options, (large.digests[start],))
+            return Task("reread", reread, large.descriptors(), large)
         if large.comparing:
             return Task("compare", Comparison(start, end, size), large.descriptors(), large)
         extent = Extent(self._options, start, end, size, *large.devices(), first=not large.moved)
@@ -206,7 +221,7 @@ class FileWork:
 
     def on_result(self, task: Task, result: Any) -> None:
         """A batch or an extent has ended, one way or the other."""
-        if task.kind in ("extent", "compare"):
+        if task.kind in ("extent", "compare", "reread"):
             self._on_extent(task.context, result)
         elif task.kind == "links":
             self._on_links(task.context, result)
@@ -219,12 +234,15 @@ class FileWork:
         if isinstance(result, Failure):
             self._events.trace(result.trace)
             self._fail_large(large, _words(result), result.errno)
+        elif large.verifying:
+            self.learn(result)
         elif large.comparing:
             if not result:
                 large.differ()
         else:
             large.moved = True
-            self.learn(result[1])
+            large.take(result.chunks)
+            self.learn(result.learned)
         if large.is_done():
             self._end_large(large)
 
@@ -236,21 +254,28 @@ class FileWork:
             elif large.comparing and not large.differs:
                 large.check_source()
                 self._summary.same += 1
-            elif large.comparing:
-                large.begin()
-                if large.ranges:
-                    self._large = large
-                    return
-                self._finish_large(large)
+                self.recorder.add_unread(Twin(large.directory, large.file.entry.name))
             else:
+                if large.comparing:
+                    large.begin()
+                if large.ranges or large.verify():
+                    self._resume(large)
+                    return
                 self._finish_large(large)
         except _FILE_ERRORS as exc:
             self._fail_large(large, reason_of(exc), getattr(exc, "errno", 0) or 0)
         large.close()
         self._open.discard(large)
 
+    def _resume(self, large: LargeFile) -> None:
+        """It goes on, before any other that is not begun."""
+        if self._large is not None and self._large is not large and self._large.ranges:
+            self._larges = itertools.chain([self._large], self._larges)
+        self._large = large
+
     def _finish_large(self, large: LargeFile) -> None:
         large.finish()
+        self.recorder.add(Twin(large.directory, large.file.entry.name), large.chunks())
         self._done(large.directory, large.file, large.file.entry.size)
 
     def _fail_large(self, large: LargeFile, reason: str, number: int) -> None:
@@ -269,6 +294,10 @@ class FileWork:
         self._summary.bytes += outcome.bytes
         self._summary.files += outcome.files
         self._summary.same += len(outcome.same)
+        for index in outcome.same:
+            self.recorder.add_unread(Twin(directory, files[index].entry.name))
+        for index, chunks in outcome.chunks.items():
+            self.recorder.add(Twin(directory, files[index].entry.name), chunks)
         failed = {failure.position for failure in outcome.failures} | set(outcome.same)
         for failure in outcome.failures:
             self._failed(directory, files[failure.position], failure.reason, failure.errno)
@@ -286,6 +315,8 @@ class FileWork:
         outcome: LinkResult = result
         self.learn(outcome.learned)
         self._summary.links += outcome.made
+        for index, chunk in outcome.chunks.items():
+            self.recorder.add(Twin(links.directory, links.names[index][1]), [chunk])
         self._summary.outside += outcome.outside
         failed = {failure.position for failure in outcome.failures}
         for failure in outcome.failures:
@@ -323,8 +354,9 @@ class FileWork:
         if number in FATAL:
             self._summary.stop(reason)
 
-    def named(self, twin: Twin) -> None:
+    def named(self, twin: Twin, leader: Twin) -> None:
         """A file has got a further name."""
+        self.recorder.add_name(twin, leader)
         self._summary.files += 1
         if self._events.verbose:
             self._events.copied(*self.paths(twin))
@@ -352,6 +384,7 @@ class FileWork:
         self._summary.refused.update(learned.refused)
         self._summary.direct.update(learned.direct)
         self._summary.cloned = self._summary.cloned or learned.cloned
+        self._summary.from_cache = self._summary.from_cache or learned.from_cache
         for note in learned.warnings - self._noted:
             self._noted.add(note)
             self._events.warning(note)

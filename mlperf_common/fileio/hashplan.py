@@ -16,8 +16,9 @@ from array import array
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from mlperf_common.fileio import copyplan, refusals, walk
-from mlperf_common.fileio.hashtasks import Chunk, Group, Outcome, Unread, md5_constructor, unread
-from mlperf_common.fileio.manifest import CHUNK_SIZE, DIRECTORY, LINK, NOTHING
+from mlperf_common.fileio.digest import link_chunk
+from mlperf_common.fileio.hashtasks import Group, Outcome, Unread, unread
+from mlperf_common.fileio.manifest import CHUNK_SIZE, DIRECTORY, NOTHING, Chunk
 from mlperf_common.fileio.walk import FIELDS, Listing
 from mlperf_common.fileio.words import kind_of, quote
 from mlperf_common.fileio.words import reason_of as words_of
@@ -192,14 +193,11 @@ class _FullTree:
 
 
 def link_outcome(name: str, directory: Optional[int]) -> Outcome:
-    """The line of a symbolic link: the size and digest of its target's bytes."""
+    """What there is to say of a symbolic link."""
     try:
-        target = os.fsencode(os.readlink(name, dir_fd=directory))
+        return [link_chunk(os.readlink(name, dir_fd=directory))]
     except OSError as exc:
         return unread(exc)
-    md5 = md5_constructor()()
-    md5.update(target)
-    return [(LINK, len(target), str(md5.hexdigest()))]
 
 
 class _Loose:

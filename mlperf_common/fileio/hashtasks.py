@@ -12,14 +12,14 @@ that was listed.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 import stat
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from mlperf_common.fileio import direct_io, listing, words
+from mlperf_common.fileio.digest import md5_constructor
 from mlperf_common.fileio.direct_io import BLOCK_SIZE, ShortFile
+from mlperf_common.fileio.manifest import Chunk
 from mlperf_common.fileio.workers import Worker
 
 # From this many bytes on, files are read with O_DIRECT. Hashing 512 MiB of files of 256 KiB, cold, 8 processes on
@@ -29,13 +29,6 @@ DIRECT_MINIMUM = 256 << 10
 
 # O_NONBLOCK: a FIFO that has taken a file's place must not hang us; fstat tells what it is.
 OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-
-Chunk = Tuple[int, int, str]  # offset and size in bytes, MD5 in hexadecimal
-
-
-class DigestRefused(Exception):
-    """This Python, or the machine's policy, has no MD5."""
-
 
 class Unusable(Exception):
     """A file that gets no digest, as it is not regular; the message says so."""
@@ -97,25 +90,6 @@ def reading_of(worker: Worker) -> Reading:
     """The worker's knowledge, kept between tasks."""
     reading: Reading = worker.memory.setdefault("reading", Reading())
     return reading
-
-
-@functools.lru_cache(maxsize=None)
-def md5_constructor() -> Callable[[], Any]:
-    """What makes an MD5 object. Raises DigestRefused.
-
-    ``usedforsecurity=False`` is what a machine in FIPS mode wants to hear; Python 3.8 does not know it.
-    """
-    md5: Callable[..., Any] = hashlib.md5
-    named = functools.partial(md5, usedforsecurity=False)
-    for constructor in (named, md5):
-        try:
-            constructor()
-            return constructor
-        except TypeError:
-            continue
-        except ValueError as exc:
-            raise DigestRefused(f"MD5 is not available here: {exc}") from exc
-    raise DigestRefused("MD5 is not available here")
 
 
 # ------------------------------------------------------------------------------------------------ one file
@@ -325,4 +299,4 @@ def hash_chunk(worker: Worker, part: Range, fds: Sequence[int]) -> Tuple[str, Le
     return hash_range(worker, fds[0], part), reading_of(worker).learned()
 
 
-FUNCTIONS: Dict[str, Any] = {"list": listing.list_task, "batch": hash_batch, "chunk": hash_chunk}
+FUNCTIONS: Dict[str, Any] = {"list": listing.list_task, "hash": hash_batch, "chunk": hash_chunk}

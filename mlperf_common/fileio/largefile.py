@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import Deque, Optional, Tuple
+from typing import Deque, Dict, List, Optional, Sequence, Tuple
 
 from mlperf_common.fileio import batches, copyfile
 from mlperf_common.fileio.batches import PlannedFile
 from mlperf_common.fileio.copyfile import Making, NewFile, Stream
+from mlperf_common.fileio.manifest import CHUNK_SIZE, Chunk
 from mlperf_common.fileio.walk import Directory
 
 
@@ -26,6 +27,8 @@ class LargeFile:
         self.file = file
         self.comparing = file.compare
         self.differs = False
+        self.verifying = False
+        self.digests: Dict[int, Chunk] = {}
         self._standing = -1
         self._item = ""
         self.ranges: Deque[Tuple[int, int]] = deque()
@@ -68,7 +71,29 @@ class LargeFile:
         if copyfile.clone(making.facts, Stream(self.source, new.fd, st.st_dev, making.dev), st.st_size):
             return
         os.ftruncate(new.fd, st.st_size)
-        self.ranges.extend(batches.cut(copyfile.data_segments(self.source, st, making.options.sparse)))
+        if making.options.digests or making.options.verify:
+            # Whole chunks, holes included: what is hashed is what a reader of the file would read.
+            extent = CHUNK_SIZE if making.options.digests else batches.EXTENT
+            self.ranges.extend(batches.cut([(0, st.st_size)], extent))
+        else:
+            self.ranges.extend(batches.cut(copyfile.data_segments(self.source, st, making.options.sparse)))
+
+    def take(self, chunks: Sequence[Chunk]) -> None:
+        """The digests of an extent."""
+        self.digests.update((chunk[0], chunk) for chunk in chunks)
+
+    def chunks(self) -> List[Chunk]:
+        """The digests of all extents, in order."""
+        return [self.digests[start] for start in sorted(self.digests)]
+
+    def verify(self) -> bool:
+        """Begin to read back what was written, if that is wanted and not done; whether it is begun. Raises OSError."""
+        if self.verifying or self._new is None or self._making is None or not self._making.options.verify:
+            return False
+        self.verifying = True
+        os.ftruncate(self._new.fd, self._new.size)
+        self.ranges.extend((start, start + size) for start, size, _ in self.chunks())
+        return bool(self.ranges)
 
     def descriptors(self) -> Tuple[int, int]:
         """The source's and the new file's, or that of what it is compared with."""

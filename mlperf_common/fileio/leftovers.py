@@ -11,11 +11,10 @@ Promises: what is not a regular file of this user, with no other name but the on
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
-from typing import NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 from mlperf_common.fileio import copyfile, walk
 from mlperf_common.fileio.copyplan import CopyPlan
@@ -77,6 +76,8 @@ class Record:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._name, flags, 0o600, dir_fd=place)
         try:
+            import json
+
             os.write(fd, json.dumps(own_life()._asdict()).encode())
             self.made_ns = os.fstat(fd).st_mtime_ns  # now, by the filesystem's clock
         finally:
@@ -118,6 +119,8 @@ def is_dead(place: int, token: str, now_ns: int) -> bool:
 
 
 def _is_over(text: bytes) -> bool:
+    import json
+
     try:
         life = Life(**json.loads(text))
     except (ValueError, TypeError):
@@ -226,10 +229,15 @@ class Keeper:
         except OSError as exc:
             self._events.warning("cannot remove the leftover %r: %s" % (RECORD + token, reason_of(exc)))
 
-    def tick(self) -> None:
-        """Call this often."""
-        if self._record is not None:
-            self._record.touch()
+    def ticking(self, show: Callable[[], None]) -> Callable[[], None]:
+        """What is to be called often: it keeps the record young, and calls ``show``."""
+
+        def tick() -> None:
+            if self._record is not None:
+                self._record.touch()
+            show()
+
+        return tick
 
     def end(self) -> None:
         """The run is over: whatever it made has its name, or is gone."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from mlperf_common.fileio import copyfile, listing, walk
+from mlperf_common.fileio import copyfile, digest, listing, walk
 from mlperf_common.fileio.copyfile import FileChanged, Making, NameCollision
 from mlperf_common.fileio.facts import FATAL, Failed, Learned, Options, facts_of, learned, reason_of
+from mlperf_common.fileio.manifest import Chunk
 from mlperf_common.fileio.metadata import dress_link
 from mlperf_common.fileio.traces import temporary_name
 from mlperf_common.fileio.walk import Identity
@@ -46,6 +47,7 @@ class LinkResult(NamedTuple):
 
     made: int
     outside: int
+    chunks: Dict[int, Chunk]  # what each says, by position, if digests were asked for
     failures: List[Failed]
     tried: int
     learned: Learned
@@ -75,18 +77,22 @@ def make_links(worker: Worker, batch: LinkBatch, fds: Sequence[int]) -> LinkResu
     depth = len(batch.components or ())
     made = outside = tried = 0
     failures: List[Failed] = []
+    chunks: Dict[int, Chunk] = {}
     for index, (name, new_name, replaces) in enumerate(batch.names):
         worker.check()
         tried += 1
         try:
-            outside += leads_out(_copy_link(making, source, name, new_name, replaces), depth)
+            target = _copy_link(making, source, name, new_name, replaces)
+            outside += leads_out(target, depth)
             made += 1
+            if batch.options.digests:
+                chunks[index] = digest.link_chunk(target)
         except (OSError, NameCollision) as exc:
             number = exc.errno or 0 if isinstance(exc, OSError) else 0
             failures.append(Failed(index, number, reason_of(exc)))
             if number in FATAL:
                 break
-    return LinkResult(made, outside, failures, tried, learned(facts))
+    return LinkResult(made, outside, chunks, failures, tried, learned(facts))
 
 
 def _source_directory(worker: Worker, batch: LinkBatch, root_fd: int) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, Dict, Iterator, Set
 from mlperf_common.fileio import checking, command, hashtasks, manifest, session
 from mlperf_common.fileio.checking import CHANGED, DIFFERS, MISSING, OK, UNREADABLE, Expected, Verdict
 from mlperf_common.fileio.checksum import HashSummary, hash_files
+from mlperf_common.fileio.digest import DigestRefused
 from mlperf_common.fileio.hashplan import Found, HashEvents, Wanted, find
 from mlperf_common.fileio.listing import PoolLister, Roots
 from mlperf_common.fileio.manifest import ManifestError
@@ -81,7 +82,7 @@ class _Check:
         self.console.follow(self._pool, lambda: (None, summary.files, None))
         try:
             hash_files(check, self._pool, self._roots, check, summary)
-        except (hashtasks.DigestRefused, AllWorkersDied, ManifestError) as exc:
+        except (DigestRefused, AllWorkersDied, ManifestError) as exc:
             self._trouble("%s: %s" % (shown, exc))
         if lines.is_cut:
             self._trouble("%s: its last line has no end: it was cut" % shown)

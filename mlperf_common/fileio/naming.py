@@ -45,7 +45,7 @@ class Twins:
         return next(self._tasks, None)
 
     def _cut(self, families: Sequence[Family]) -> Iterator[Task]:
-        twins: List[Twin] = []
+        twins: List[Tuple[Twin, Twin]] = []
         names: List[Tuple[int, Tuple[str, ...], str, Tuple[str, ...], str, bool]] = []
         size = 0
         for leader, twin, bytes_of_file in self._due(families):
@@ -54,7 +54,7 @@ class Twins:
             if names and (len(names) == TWINS or size + cost > TWIN_BYTES):
                 yield self._task(twins, names)
                 twins, names, size = [], [], 0
-            twins.append(twin)
+            twins.append((twin, leader))
             names.append(name)
             size += cost
         if names:
@@ -80,21 +80,21 @@ class Twins:
             return twin.name in self._standing
         return os.fsencode(twin.name) in (twin.directory.existing or ())
 
-    def _task(self, twins: List[Twin], names: Sequence[Any]) -> Task:
+    def _task(self, twins: List[Tuple[Twin, Twin]], names: Sequence[Any]) -> Task:
         return Task("twins", TwinBatch(self._options, self._base.key, tuple(names)), (self._base.fd,), twins)
 
     def on_result(self, task: Task, result: Any) -> None:
         """Names have been given, or not."""
-        twins: List[Twin] = task.context
+        twins: List[Tuple[Twin, Twin]] = task.context
         if isinstance(result, Failure):
-            for twin in twins:
+            for twin, _ in twins:
                 self._fail(twin, result.reason, result.errno)
             return
         outcome: TwinResult = result
         self._files.learn(outcome.learned)
-        for twin, (number, reason) in zip(twins, outcome.outcomes):
+        for (twin, leader), (number, reason) in zip(twins, outcome.outcomes):
             if not reason:
-                self._files.named(twin)
+                self._files.named(twin, leader)
             elif reason == COPY:
                 self.refused.append(twin)
             else:

@@ -78,6 +78,10 @@ class DestinationNewer(CopyArgumentError):
     """Under -u, destination files are not older than their sources and of another size: somebody's work."""
 
 
+class ManifestInTheWay(CopyArgumentError):
+    """The manifest of a copy would be written where a source is, or the copy itself, or where something stands."""
+
+
 class NotRegularDestination(CopyArgumentError):
     """A destination exists and is a FIFO, socket or device."""
 

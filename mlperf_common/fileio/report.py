@@ -41,6 +41,7 @@ class Summary:
         self.unchanged = 0  # files that -u left as they are, their bytes not compared
         self.same = 0  # files that stood there with the same bytes
         self.cloned = False
+        self.from_cache = False  # some of what was verified came from the page cache
         self.left_behind = 0  # temporaries of other runs, of which it is not certain that they are dead
         self.directories = 0  # made by this run
         self.bytes = 0

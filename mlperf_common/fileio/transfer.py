@@ -26,29 +26,30 @@ from mlperf_common.fileio.leftovers import Keeper
 from mlperf_common.fileio.listing import AnyPool, Roots
 from mlperf_common.fileio.naming import Twins
 from mlperf_common.fileio.progress import format_bytes
+from mlperf_common.fileio.recording import Recorder
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.workers import AllWorkersDied
 
 
 def copy(
-    plan: CopyPlan, pool: AnyPool, roots: Roots, options: Options, events: Events, summary: Optional[Summary] = None
+    plan: CopyPlan,
+    pool: AnyPool,
+    roots: Roots,
+    options: Options,
+    events: Events,
+    summary: Optional[Summary] = None,
+    recorder: Optional[Recorder] = None,
 ) -> Summary:
-    """Carry out ``plan``; ``summary`` is filled in as it goes.
+    """Carry out ``plan``; ``summary`` is filled in as it goes, and ``recorder`` with what is hashed meanwhile.
 
     Raises Interrupted when a signal came, after the workers have stopped and cleaned up.
     """
     summary = Summary() if summary is None else summary
     summary.unchanged = plan.unchanged
     directories = Directories(plan, pool, roots, options, summary, events)
-    files = FileWork(plan, roots, options, summary, events)
+    files = FileWork(plan, roots, options, summary, events, recorder or Recorder(False))
     keeper = Keeper(plan, roots, options, summary, events)
-    show = pool.on_tick
-
-    def tick() -> None:
-        keeper.tick()
-        show()
-
-    pool.on_tick = tick
+    pool.on_tick = keeper.ticking(pool.on_tick)
     try:
         _check_base(plan, roots)
         _warn_of_space(plan, roots, events)

@@ -8,7 +8,7 @@ Placement only; nothing here touches a file. Not promised: that names outside of
 from __future__ import annotations
 
 import os
-from typing import AbstractSet, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from mlperf_common.fileio.landing import LooseFile
 from mlperf_common.fileio.walk import FIELDS, Directory, Tree, breadth_first
@@ -19,6 +19,22 @@ class Twin(NamedTuple):
 
     directory: Optional[Directory]
     name: str
+
+
+class Standing(NamedTuple):
+    """A name that is not copied, because it stands at the destination already; an operand has a path."""
+
+    twin: Twin
+    path: str
+    shown: str
+    is_link: bool
+
+
+def standing_of(twin: Twin, loose: Mapping[str, LooseFile]) -> Standing:
+    """The same of a planned file."""
+    if twin.directory is not None:
+        return Standing(twin, "", "", False)
+    return Standing(twin, loose[twin.name].source, loose[twin.name].shown, False)
 
 
 class Family(NamedTuple):

@@ -18,10 +18,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pickle
 import signal
 import time
-import traceback
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -68,6 +66,8 @@ class AllWorkersDied(Exception):
 
 def failure_of(exc: BaseException) -> Failure:
     """What ``exc`` looks like from another process: words, errno and, for FASTCP_DEBUG, the trace."""
+    import traceback  # 4 ms, needed by no run that goes well
+
     trace = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
     if isinstance(exc, OSError) and exc.strerror:
         return Failure(exc.strerror, exc.errno or 0, 0, trace)
@@ -294,6 +294,8 @@ class Pool:
             self.on_tick()
 
     def _feed(self, next_task: NextTask) -> None:
+        import pickle  # where there is no pool, nothing needs it
+
         for ahead in (False, True):
             for member in self._members:
                 while member.load() < 1 + ahead:
@@ -458,6 +460,8 @@ def _serve(
 
 
 def _work(worker: Worker, leave: _Leave, connection: Any, functions: Functions) -> None:
+    import pickle
+
     with contextlib.closing(_Channel(connection)) as channel:
         while True:
             kind, payload, count = pickle.loads(leave.receive(connection))
