@@ -73,15 +73,19 @@ class Record:
         self._place = place
         self._name = RECORD + token
         self._touched = time.monotonic()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self._name, flags, 0o600, dir_fd=place)
-        try:
-            import json
+        import json
 
-            os.write(fd, json.dumps(own_life()._asdict()).encode())
+        text = json.dumps(own_life()._asdict()).encode()
+        # Under another name first: killed in between, an empty record would prove nothing for a day.
+        fresh = self._name + ".new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(fresh, flags, 0o600, dir_fd=place)
+        try:
+            os.write(fd, text)
             self.made_ns = os.fstat(fd).st_mtime_ns  # now, by the filesystem's clock
         finally:
             os.close(fd)
+        os.rename(fresh, self._name, src_dir_fd=place, dst_dir_fd=place)
 
     def touch(self) -> None:
         """Say every minute that this run is alive. A record that is gone proves nothing any more: no error."""
