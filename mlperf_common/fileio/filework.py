@@ -262,6 +262,10 @@ class FileWork:
                     self._resume(large)
                     return
                 self._finish_large(large)
+        except NamelessRefused:
+            # No name for it without one from the start: once more, and no file of that device so any more.
+            self._facts.nameless[large.devices()[1]] = False
+            self._larges = itertools.chain([LargeFile(large.directory, large.file)], self._larges)
         except _FILE_ERRORS as exc:
             self._fail_large(large, reason_of(exc), getattr(exc, "errno", 0) or 0)
         large.close()
