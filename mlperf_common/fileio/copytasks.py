@@ -124,7 +124,7 @@ def _make_directory(place: int, name: str, mode: int) -> Made:
     existed = False
     try:
         try:
-            os.mkdir(name, (mode & 0o777) | 0o700, dir_fd=place)
+            os.mkdir(name, mode | 0o700, dir_fd=place)
         except FileExistsError:
             existed = True
         st = os.stat(name, dir_fd=place, follow_symlinks=False)

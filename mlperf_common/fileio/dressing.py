@@ -82,14 +82,14 @@ def _dress_one(
         if kept.anything():
             dress(target, sources.open(directory.components, directory.links), directory.seen, kept, notes)
         if not (existed or kept.mode):
-            _narrow(target, directory)
+            _narrow(target, directory.made & (0o700 if kept.default_mode else directory.seen.st_mode))
     finally:
         os.close(fd)
 
 
-def _narrow(target: Target, directory: Dress) -> None:
+def _narrow(target: Target, left: int) -> None:
     """Take the owner bits that the source, or the umask, does not leave: they were needed to fill it."""
-    lacking = 0o700 & ~(directory.seen.st_mode & directory.made)
+    lacking = 0o700 & ~left
     mode = stat.S_IMODE(os.stat(target).st_mode)
     if mode & lacking:
         os.chmod(target, mode & ~lacking)

@@ -91,7 +91,9 @@ def creation_mode(kept: Kept, mode: int, directory: bool = False) -> int:
     if kept.mode:
         return 0o700 if directory else 0o600
     if kept.default_mode:
-        return 0o777 if directory else 0o666
+        return 0o777 | (mode & 0o1000) if directory else 0o666
+    if directory:  # mkdir(2) takes the sticky bit, and cp gives it
+        return mode & (0o1700 if kept.ownership else 0o1777)
     return mode & (0o700 if kept.ownership else 0o777)
 
 

@@ -60,14 +60,18 @@ def copy(
         pool.run(files.next_task, files.on_result)
         _name_twins(plan, pool, roots, options, files, directories)
         directories.check_sources()
+        keeper.end()  # before DEST's own times are given
         directories.finish(files.learn)
         if options.fsync:
             directories.sync()
     except AllWorkersDied as exc:
         summary.stop(str(exc))
+        keeper.end()
         directories.finish(files.learn, alone=True)
     except BaseException:
         pool.abort()
+        files.close()  # nothing of what was under way is left
+        keeper.end()
         directories.finish(files.learn, alone=True)
         raise
     finally:
