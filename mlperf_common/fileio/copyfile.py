@@ -714,15 +714,35 @@ def _link_over(new: NewFile) -> None:
 
 
 def is_listed(dir_fd: int, name: str) -> Optional[bool]:
-    """Whether a fresh listing of the directory shows exactly these bytes; None if it may not be listed."""
+    """Whether a fresh listing of the directory shows exactly these bytes, and no other spelling leads to the same.
+
+    None if it may not be listed.
+    """
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     except PermissionError:
         return None
     try:
-        return name in os.listdir(fd)
+        names = os.listdir(fd)
     finally:
         os.close(fd)
+    return name in names and not _is_folded(dir_fd, name, names)
+
+
+def _is_folded(dir_fd: int, name: str, names: Sequence[str]) -> bool:
+    """Whether a spelling that is not listed leads to the same file.
+
+    A listing does not tell which of two names was there first: lowntfs-3g lists NAME as name (ran).
+    """
+    standing = standing_at(dir_fd, name)
+    for other in {name.upper(), name.lower(), name.swapcase()} - {name}:
+        try:
+            found = None if other in names else standing_at(dir_fd, other)
+        except OSError:  # a spelling may be longer than names can be
+            continue
+        if standing and found and (standing.st_dev, standing.st_ino) == (found.st_dev, found.st_ino):
+            return True
+    return False
 
 
 # ------------------------------------------------------------------------------------------------ the whole thing
