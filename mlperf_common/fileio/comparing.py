@@ -9,6 +9,7 @@ proof. Not promised: that trees which change meanwhile are seen at one moment.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections import deque
@@ -22,6 +23,7 @@ from mlperf_common.fileio.pairtasks import (
     CONTENT,
     METADATA,
     TROUBLE,
+    Census,
     Finding,
     Looks,
     Pair,
@@ -103,10 +105,12 @@ def compare(
     if stat.S_IFMT(modes[0]) != stat.S_IFMT(modes[1]):
         run.differs("", KIND, _kinds(*(_word(mode) for mode in modes)))
     elif stat.S_ISDIR(modes[0]):
-        trees = [_list(operand, request, lister, events, counts) for operand in (request.source, request.destination)]
+        trees = [_list(operand, request, lister, run) for operand in (request.source, request.destination)]
         if trees[0] is not None and trees[1] is not None:
             _compare_roots(run, request)
             run.entries = _Merge(run, trees[0], trees[1]).pairs()
+            census = _Census(trees[0], trees[1], roots, run)
+            pool.run(census.next_task, census.on_result)
     else:
         run.entries = iter([_operands(request, stat.S_ISLNK(modes[0]), counts)])
     try:
@@ -115,19 +119,63 @@ def compare(
         run.close()
 
 
+class _Census:
+    """The entries of every directory of both trees counted again, so that a walk that misses some is noticed.
+
+    Without it a comparison would share the blind spots of the copy, which uses the same walk.
+    """
+
+    def __init__(self, ours: Tree, theirs: Tree, roots: Roots, run: _Run) -> None:
+        self._roots = roots
+        self._run = run
+        self._left: Dict[str, int] = run.left
+        self._tasks = itertools.chain(self._cut(ours, False), self._cut(theirs, True))
+
+    def next_task(self, worker: int, ahead: bool) -> Optional[Task]:
+        """The next few directories."""
+        return next(self._tasks, None)
+
+    def _cut(self, tree: Tree, second: bool) -> Iterator[Task]:
+        directories = walk.breadth_first([tree])
+        root = self._roots.get(tree.source, second)
+        size = 0
+        group: List[Directory] = []
+        for directory in directories:
+            group.append(directory)
+            size += sum(len(os.fsencode(name)) + 8 for name in directory.components()) + 32
+            if size > BATCH_NAMES or directory is directories[-1]:
+                census = Census(root.key, second, tuple(self._counted(d) for d in group))
+                yield Task("census", census, (root.fd,), group)
+                group, size = [], 0
+
+    def _counted(self, directory: Directory) -> Tuple[Tuple[str, ...], Tuple[int, ...], int]:
+        request = directory.request()
+        seen = directory.count() + len(directory.links) + len(directory.children)
+        return request.components, request.links, seen + self._left.get(directory.shown(), 0)
+
+    def on_result(self, task: Task, result: Any) -> None:
+        """Directories have been counted."""
+        for position, directory in enumerate(task.context):
+            reason = _in_words(result) if isinstance(result, Failure) else result[position]
+            if reason:
+                self._run.differs(directory.shown(), TROUBLE, reason)
+
+
 def _list(
-    operand: str, request: Request, lister: walk.ListDirectories, events: Events, counts: Counts
+    operand: str, request: Request, lister: walk.ListDirectories, run: _Run
 ) -> Optional[Tree]:
     skipped: List[Tuple[str, str]] = []
     try:
         tree = copyplan.list_tree(operand, request.skip_special, lister, skipped, request.follow)
     except (CopyArgumentError, UnreadableEntries) as exc:
-        counts.problems += 1
+        run.counts.problems += 1
         for line in exc.lines:
-            events.problem(line)
+            run.events.problem(line)
         return None
     for path, kind in skipped:
-        events.skipped(path, kind)
+        run.events.skipped(path, kind)
+        above = os.path.dirname(path)
+        run.left[above] = run.left.get(above, 0) + 1
     return tree
 
 
@@ -309,7 +357,8 @@ class _Run:
         self.counts = counts
         self.entries: Iterator[Work] = iter(())
         self._roots = roots
-        self._events = events
+        self.events = events
+        self.left: Dict[str, int] = {}  # special files left out, by their directory
         self._slots: Deque[_Slot] = deque()
         self._held_back: Optional[Work] = None
         self._large: Optional[_Large] = None
@@ -322,7 +371,7 @@ class _Run:
             self.counts.problems += 1
         else:
             self.counts.note(kind)
-        self._events.differs(path, kind, text)
+        self.events.differs(path, kind, text)
 
     # ---- giving out
 

@@ -796,6 +796,8 @@ def _copy_once(worker: Worker, making: Making, job: Job) -> Optional[Copied]:
             new.size = moved = move_all(worker, making.facts, stream, st)
             check_unchanged(st, os.fstat(src), making.options.ignore_times)
             chunks = digest.chunks() if digest is not None else []
+            if digest is not None and sum(chunk[1] for chunk in chunks) != moved:
+                raise FileChanged("not all of its %d bytes were hashed" % moved)
             if making.options.verify:
                 reread(worker, making.facts, new.fd, chunks)
             (replace if job.replaces else commit)(making, new)

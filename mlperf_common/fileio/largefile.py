@@ -86,11 +86,22 @@ class LargeFile:
         """The digests of all extents, in order."""
         return [self.digests[start] for start in sorted(self.digests)]
 
+    def _check_digests(self) -> None:
+        """Raise FileChanged unless there are digests of every byte: what is not known was not read."""
+        at = 0
+        for start, size, _ in self.chunks():
+            if start != at:
+                break
+            at += size
+        if self._new is not None and at != self._new.size:
+            raise copyfile.FileChanged("only %d of its %d bytes were hashed" % (at, self._new.size))
+
     def verify(self) -> bool:
         """Begin to read back what was written, if that is wanted and not done; whether it is begun. Raises OSError."""
         if self.verifying or self._new is None or self._making is None or not self._making.options.verify:
             return False
         self.verifying = True
+        self._check_digests()
         os.ftruncate(self._new.fd, self._new.size)
         self.ranges.extend((start, start + size) for start, size, _ in self.chunks())
         return bool(self.ranges)
@@ -120,6 +131,8 @@ class LargeFile:
         if self._new is None or self._making is None or self.st is None:
             raise ValueError("the file was never opened")
         os.ftruncate(self._new.fd, self.st.st_size)
+        if self._making.options.digests:
+            self._check_digests()
         self.check_source()
         (copyfile.replace if self.file.replaces else copyfile.commit)(self._making, self._new)
         self._new = None

@@ -202,4 +202,34 @@ def _read(reading: Reading, fd: int, view: memoryview, count: int, at: int, dev:
         reading.direct.add(dev)
 
 
-FUNCTIONS: Dict[str, Any] = {"list": listing.list_task, "pairs": compare_batch, "pairchunk": compare_chunk}
+class Census(NamedTuple):
+    """Directories of one tree, and how many entries the walk saw in each: (components, links, number)."""
+
+    key: int
+    second: bool
+    directories: Tuple[Tuple[Tuple[str, ...], Tuple[int, ...], int], ...]
+
+
+def count_entries(worker: Worker, census: Census, fds: Sequence[int]) -> List[str]:
+    """For each directory "" or how its number of entries differs, counted by another way than the walk's."""
+    chain = listing.kept_chain(worker, census.key, census.second, fds[0])
+    found = []
+    for components, links, number in census.directories:
+        try:
+            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=chain.open(components, links))
+            try:
+                there = len(os.listdir(fd))
+            finally:
+                os.close(fd)
+            found.append("" if there == number else "it has %d entries, %d were seen" % (there, number))
+        except OSError as exc:
+            found.append(hashtasks.reason_of(exc))
+    return found
+
+
+FUNCTIONS: Dict[str, Any] = {
+    "list": listing.list_task,
+    "pairs": compare_batch,
+    "pairchunk": compare_chunk,
+    "census": count_entries,
+}
