@@ -14,7 +14,17 @@ from unittest import mock
 
 import support  # noqa: F401 (it says where the package is)
 
-from mlperf_common.fileio import batches, copyfile, copyplan, copytasks, facts, listing, report, stopping, transfer, workers
+from mlperf_common.fileio import (
+    batches,
+    copyplan,
+    copytasks,
+    facts,
+    listing,
+    report,
+    stopping,
+    transfer,
+    workers,
+)
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -26,6 +26,7 @@ from mlperf_common.fileio.copyplan import (
     CopyArgumentError,
     CopyIntoItself,
     DestinationExists,
+    DestinationNewer,
     DirectoryInTheWay,
     JustCreated,
     MissingOperand,
@@ -44,6 +45,7 @@ from mlperf_common.fileio.copyplan import (
     plan_copy_operations,
     validate_copy_args,
 )
+from mlperf_common.fileio.refusals import ManifestInTheWay
 from mlperf_common.fileio.walk import SerialLister
 
 T = {"into_directory": True}  # -t
@@ -205,6 +207,8 @@ BY_WALK: List[Row] = [
      "cannot create regular file 'l': File exists (-f replaces it)"),
     ({"d": {"p": b"1"}, "e": {"p": Fifo()}}, ["d"], "e", {**F, **TT}, NotRegularDestination,
      "cannot overwrite 'e/p': not a regular file"),
+    ({"a": b"1", "b": b"22"}, ["a"], "b", {"update": True}, DestinationNewer,
+     "'b' is not older than its source and of another size (-f replaces it)"),
     # Special files among the sources.
     ({"p": Fifo()}, ["p"], "x", {}, SpecialFiles,
      "'p' is a FIFO, neither a regular file nor a directory (--skip-special leaves it out)"),
@@ -263,7 +267,8 @@ class Refusals(PlanTestCase):
         def below(rule: Any) -> List[Any]:
             return [rule, *(inner for sub in rule.__subclasses__() for inner in below(sub))]
 
-        rules = set(below(CopyArgumentError)) - {CopyArgumentError} | {UnreadableEntries}
+        # A manifest is no part of the plan: test_proof.py has its refusals.
+        rules = set(below(CopyArgumentError)) - {CopyArgumentError, ManifestInTheWay} | {UnreadableEntries}
         self.assertEqual(rules, {row[4] for row in BY_OPERANDS + BY_WALK})
 
     def test_operands_alone_are_validated_without_a_walk(self) -> None:

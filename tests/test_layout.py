@@ -25,7 +25,8 @@ FLOORS = {
     "command": ("command",),
     "engine": (
         *("transfer", "checksum", "hashplan", "hashtasks", "checking", "comparing", "pairtasks"),
-        *("directories", "naming", "leftovers", "filework", "recording", "digest", "copymanifest", "largefile", "batches", "copytasks", "linktasks", "dressing"),
+        *("directories", "naming", "leftovers", "filework", "recording", "digest", "copymanifest", "largefile"),
+        *("batches", "copytasks", "linktasks", "dressing"),
         *("copyfile", "facts", "metadata", "listing", "workers"),
     ),
     "plan": ("copyplan", "landing", "refusals", "traces", "twins", "walk"),

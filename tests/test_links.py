@@ -10,8 +10,8 @@ from typing import Any, List, Sequence, Tuple
 
 import keeping
 import support
-from keeping import last_line, looks, run_cp, run_fastcp
-from support import Dir, File, Link, TestCase
+from keeping import looks, run_cp, run_fastcp
+from support import Link, TestCase
 
 MANY = {
     "f": b"x",
@@ -28,12 +28,18 @@ MANY = {
     "ld": Link("D"),
     "lld": Link("ld"),
 }
-DANGLING = {"D": {"a": b"1", "n": Link("nowhere"), "abs": Link("/nowhere/at all"), "self": Link("self")}, "n": Link("o")}
+DANGLING = {
+    "D": {"a": b"1", "n": Link("nowhere"), "abs": Link("/nowhere/at all"), "self": Link("self")},
+    "n": Link("o"),
+}
 
 # Options, sources, DEST: all of them in a directory that holds MANY and the empty directory E.
 FOLLOWED: List[Tuple[str, Sequence[str], str]] = [
     (options, sources, destination)
-    for options in ("-P", "-L", "-H", "-rP", "-rL", "-rH", "-r -H -L", "-r -L -H", "-r -P -L", "-r -L -P", "-a -L", "-rTP")
+    for options in (
+        *("-P", "-L", "-H", "-rP", "-rL", "-rH", "-rTP"),
+        *("-r -H -L", "-r -L -H", "-r -P -L", "-r -L -P", "-a -L"),
+    )
     for sources, destination in (
         (["lf"], "new"),
         (["ld"], "new"),

@@ -180,7 +180,7 @@ class Case(support.TestCase):
         """
         user = self.user_for(block)
         place = self.make(f"run{next(self.count)}", {"block": block.encode(), "empty": {}, "bin": {}})
-        python, real = self.real("fastcp", user)
+        python = self.real("fastcp", user)[0]
         self.put(place, "bin/python3", f'exec "{python}" "$@"')
         if patience:
             self.put(place, "bin/timeout", f'shift; exec {shutil.which("timeout")} -k 1 {patience} "$@"')
@@ -272,7 +272,8 @@ class Reproductions(Case):
     def test_the_block_on_refusals(self) -> None:
         block = next(entry.block for entry in ENTRIES if entry.number == 13)
         package = "class CopyArgumentError(Exception): pass\n" + "".join(
-            f"class {name}(CopyArgumentError): pass\n" for name in sorted(set(re.findall(r"copyplan\.([A-Z]\w+)", block)))
+            f"class {name}(CopyArgumentError): pass\n"
+            for name in sorted(set(re.findall(r"copyplan\.([A-Z]\w+)", block)))
             if name != "CopyArgumentError"
         )
         loose = b"self.%s(copyplan.CopyArgumentError)\n" % b"assertRaises"  # in one word the block would find it here
@@ -306,7 +307,8 @@ class Ledger(unittest.TestCase):
         self.assertEqual(tuple(found), SECTIONS)
 
     def test_the_header_says_how_long_it_stays(self) -> None:
-        self.assertRegex(ledger().split("\n## ")[0].replace("\n", " "), r"until the project has a tracker.*delete this file")
+        header = ledger().split("\n## ")[0].replace("\n", " ")
+        self.assertRegex(header, r"until the project has a tracker.*delete this file")
 
     def test_each_entry_has_all_its_parts_in_order(self) -> None:
         for entry in ENTRIES:

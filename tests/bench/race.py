@@ -14,7 +14,8 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from types import MappingProxyType
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import data
 import machine
@@ -50,8 +51,8 @@ class Result(NamedTuple):
 
     title: str
     cache: str
-    runs: Dict[str, List[Run]] = {}
-    seconds: Dict[str, List[float]] = {}
+    runs: Mapping[str, List[Run]] = MappingProxyType({})
+    seconds: Mapping[str, List[float]] = MappingProxyType({})
     ratios: Sequence[Ratio] = ()
     any_ratio: bool = False
     figures: Sequence[Figure] = ()
@@ -92,7 +93,7 @@ class Bench:
     def fresh(self, name: str) -> str:
         """A path at which nothing has been yet."""
         self._copies += 1
-        return os.path.join(self._place, "%04d-%s" % (self._copies, name.split()[0]))
+        return os.path.join(self._place, "%04d-%s" % (self._copies, name.split(maxsplit=1)[0]))
 
     def need_room(self, count: int) -> None:
         """Raise RunError if the disk has no room for ``count`` bytes."""

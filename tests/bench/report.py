@@ -79,7 +79,8 @@ def _ratio_line(result: Result, ratio: Ratio) -> str:
 
 
 def _figure_line(figure: Figure) -> str:
-    return "  %-*s%14.3f %s  %s" % (NAME - 2, figure.name, figure.value, figure.unit, _said(figure.value, figure.wanted))
+    said = _said(figure.value, figure.wanted)
+    return "  %-*s%14.3f %s  %s" % (NAME - 2, figure.name, figure.value, figure.unit, said)
 
 
 def _said(value: float, wanted: Optional[float]) -> str:
