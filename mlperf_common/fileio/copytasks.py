@@ -9,14 +9,14 @@ single files are part of a result; an error of a directory fails its task.
 
 from __future__ import annotations
 
+import importlib
 import os
 import stat
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from mlperf_common.fileio import copyfile, dressing, linktasks, listing, walk, words
+from mlperf_common.fileio import copyfile, listing, walk, words
 from mlperf_common.fileio.copyfile import FileChanged, Job, Making, NameCollision, NamelessRefused, Stream
 from mlperf_common.fileio.digest import Digest
-from mlperf_common.fileio.dressing import open_directory
 from mlperf_common.fileio.facts import FATAL, Failed, Learned, Options, facts_of, learned, reason_of
 from mlperf_common.fileio.manifest import Chunk
 from mlperf_common.fileio.metadata import creation_mode
@@ -140,6 +140,8 @@ def _make_directory(place: int, name: str, mode: int) -> Made:
 def _give_owner_bits(place: int, name: str, st: os.stat_result) -> None:
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
     try:
+        from mlperf_common.fileio.dressing import open_directory
+
         own, target = open_directory(fd)
         try:
             os.chmod(target, stat.S_IMODE(st.st_mode) | 0o700)
@@ -260,18 +262,14 @@ def _check_directory(
     return "" if same else "directory changed while it was being copied"
 
 
-def hash_batch(worker: Worker, batch: Any, fds: Sequence[int]) -> Any:
-    """As fastmd5 does it, for a manifest; hashing is imported only where it is needed."""
-    from mlperf_common.fileio import hashtasks
+def _later(module: str, name: str) -> Callable[[Worker, Any, Sequence[int]], Any]:
+    """A function whose module is imported when it is first called: most copies need none of these."""
 
-    return hashtasks.hash_batch(worker, batch, fds)
+    def call(worker: Worker, payload: Any, fds: Sequence[int]) -> Any:
+        function = getattr(importlib.import_module("mlperf_common.fileio." + module), name)
+        return function(worker, payload, fds)
 
-
-def hash_chunk(worker: Worker, part: Any, fds: Sequence[int]) -> Any:
-    """The same of a chunk."""
-    from mlperf_common.fileio import hashtasks
-
-    return hashtasks.hash_chunk(worker, part, fds)
+    return call
 
 
 FUNCTIONS: Dict[str, Any] = {
@@ -281,11 +279,11 @@ FUNCTIONS: Dict[str, Any] = {
     "extent": copy_extent,
     "reread": reread_chunks,
     "compare": compare_extent,
-    "links": linktasks.make_links,
-    "twins": linktasks.make_twins,
     "check": check_directories,
-    "dress": dressing.dress_directories,
-    "sync": dressing.sync_directories,
-    "hash": hash_batch,
-    "chunk": hash_chunk,
+    "links": _later("linktasks", "make_links"),
+    "twins": _later("linktasks", "make_twins"),
+    "dress": _later("dressing", "dress_directories"),
+    "sync": _later("dressing", "sync_directories"),
+    "hash": _later("hashtasks", "hash_batch"),
+    "chunk": _later("hashtasks", "hash_chunk"),
 }

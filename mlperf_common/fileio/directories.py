@@ -15,7 +15,6 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 from mlperf_common.fileio import walk, words
 from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.copytasks import FUNCTIONS, Check, Level, Made
-from mlperf_common.fileio.dressing import EXISTED, Dress, DressTask, SyncTask
 from mlperf_common.fileio.facts import FATAL, Options
 from mlperf_common.fileio.listing import AnyPool, Roots
 from mlperf_common.fileio.metadata import Seen
@@ -133,6 +132,8 @@ class Directories:
         return made is not None and directory.mode & made & 0o700 != 0o700  # else as the kernel made it: nearly always
 
     def _dressings(self, level: Sequence[Directory]) -> Iterator[Task]:
+        from mlperf_common.fileio.dressing import EXISTED, Dress, DressTask  # most copies have nothing to finish
+
         base = self._roots.get(self._plan.base.path, True)
         for group in grouped(level, lambda directory: directory.tree):
             root = self._roots.get(group[0].tree.source, False)
@@ -162,6 +163,8 @@ class Directories:
         self._run(self._syncs(), self._on_synced)
 
     def _syncs(self) -> Iterator[Task]:
+        from mlperf_common.fileio.dressing import SyncTask
+
         base = self._roots.get(self._plan.base.path, True)
         yield Task("sync", SyncTask(base.key, ((),)), (base.fd,), (self._plan.base.shown or ".",))
         directories = [d for d in walk.breadth_first(self._plan.trees) if not self.is_broken(d) and d.landing()]

@@ -13,7 +13,7 @@ import itertools
 import os
 import stat
 from collections import deque
-from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from mlperf_common.fileio import batches, copyfile, walk
 from mlperf_common.fileio.batches import Batches, PlannedFile, Queue
@@ -23,7 +23,6 @@ from mlperf_common.fileio.copytasks import Batch, BatchResult, Comparison, Exten
 from mlperf_common.fileio.directories import Directories
 from mlperf_common.fileio.facts import FATAL, Facts, Learned, Options, learned, reason_of
 from mlperf_common.fileio.largefile import LargeFile
-from mlperf_common.fileio.linktasks import LinkBatch, LinkResult
 from mlperf_common.fileio.listing import Roots
 from mlperf_common.fileio.recording import Recorder
 from mlperf_common.fileio.report import Events, Summary
@@ -31,6 +30,9 @@ from mlperf_common.fileio.traces import temporary_name
 from mlperf_common.fileio.twins import Twin
 from mlperf_common.fileio.walk import Directory, DirectoryChain, Identity
 from mlperf_common.fileio.workers import Failure, Task
+
+if TYPE_CHECKING:
+    from mlperf_common.fileio.linktasks import LinkResult
 
 LINKS = 32  # in one task: with names of 255 bytes that is 16 KiB
 
@@ -203,6 +205,8 @@ class FileWork:
         return Task("batch", batch, (root.fd, base.fd), context)
 
     def _link_task(self, links: _Links) -> Optional[Task]:
+        from mlperf_common.fileio.linktasks import LinkBatch  # most copies have no links
+
         base, directory = self._roots.get(self._plan.base.path, True), links.directory
         if directory is None:
             batch = LinkBatch(self._options, 0, None, (), Identity(0, 0, 0, 0), base.key, (), links.names)

@@ -24,7 +24,6 @@ from mlperf_common.fileio.facts import Options
 from mlperf_common.fileio.filework import FileWork
 from mlperf_common.fileio.leftovers import Keeper
 from mlperf_common.fileio.listing import AnyPool, Roots
-from mlperf_common.fileio.naming import Twins
 from mlperf_common.fileio.progress import format_bytes
 from mlperf_common.fileio.recording import Recorder
 from mlperf_common.fileio.report import Events, Summary
@@ -97,6 +96,8 @@ def _name_twins(
 ) -> None:
     """Further names for what has been copied; those that cannot be had are copied after all."""
     if plan.families:
+        from mlperf_common.fileio.naming import Twins  # most copies keep no hard links
+
         twins = Twins(plan, roots, options, files, directories)
         pool.run(twins.next_task, twins.on_result)
         if files.take_refused(twins.refused):
