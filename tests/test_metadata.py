@@ -109,6 +109,7 @@ class LikeCp(TestCase):
     def test_p(self) -> None:
         self.compare(["-rpP"], ["-rpP"], True, acl=True)
 
+    @slow
     def test_lists(self) -> None:
         for wanted in ("mode", "ownership", "timestamps", "links", "xattr", "mode,ownership", "all"):
             self.compare(["-rP", f"--preserve={wanted}"], ["-rP", f"--preserve={wanted}"], "timestamps" in wanted)
@@ -322,6 +323,7 @@ class Updates(TestCase):
             said = self.copy(*options, "s", place).stderr
             self.assertRegex(said, "0 files, 0 directories, 0 B .*; 20 skipped, unverified")
 
+    @slow
     def test_large_files_are_compared_in_parts(self) -> None:
         self.make("s", {"big": Random(140 << 20, seed=1)})
         self.copy("-rp", "s", "d")
