@@ -89,7 +89,7 @@ def files_named(
     """Those of a directory's files (None: of the operands) that have one of these names."""
     if directory is None:
         for file in loose:
-            if file.name in names:
+            if file.name in names and not file.is_link:
                 yield PlannedFile(file.source, file.entry, file.standing is not None, file.shown)
         return
     existing = directory.existing or NOTHING

@@ -22,8 +22,10 @@ from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.copytasks import Batch, BatchResult, Comparison, Extent, Reread
 from mlperf_common.fileio.directories import Directories
 from mlperf_common.fileio.facts import FATAL, Facts, Learned, Options, learned, reason_of
+from mlperf_common.fileio.landing import LooseFile
 from mlperf_common.fileio.largefile import LargeFile
 from mlperf_common.fileio.listing import Roots
+from mlperf_common.fileio.progress import counted
 from mlperf_common.fileio.recording import Recorder
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.traces import temporary_name
@@ -77,12 +79,14 @@ class FileWork:
         queues: List[Queue] = []
         if self._plan.loose:
             _split(None, list(batches.files_of_operands(self._plan.loose)), larges, queues)
-            links = [(f.source, f.name, f.standing is not None) for f in self._plan.loose if f.is_link and not f.left]
+            left = {file.name for file in self._plan.loose if file.left}
+            links = [link for link in _links_of_operands(self._plan.loose) if link[1] not in left]
             self._links.extend(_cut_links(None, links))
         for directory in walk.breadth_first(self._plan.trees):
             if directories.is_broken(directory):
                 continue
-            self._links.extend(_cut_links(directory, _links_of(directory)))
+            links = [link for link in _links_of(directory) if os.fsencode(link[1]) not in directory.left]
+            self._links.extend(_cut_links(directory, links))
             if not directory.count():
                 continue
             if max(directory.sizes()) <= batches.EXTENT:  # the rule; its files are made when they are due
@@ -119,14 +123,13 @@ class FileWork:
         queues: List[Queue] = []
         for directory, names in wanted.items():
             _split(directory, list(batches.files_named(directory, names, self._plan.loose)), larges, queues)
-            if directory is not None:
-                links = [(link.name, link.name, False) for link in directory.links if link.name in names]
-                self._links.extend(_cut_links(directory, links))
+            links = _links_of(directory) if directory is not None else _links_of_operands(self._plan.loose)
+            self._links.extend(_cut_links(directory, [link for link in links if link[1] in names]))
         self._larges, self._large, self._batches = iter(larges), None, Batches(queues)
         if refused:
             self._events.warning(
-                "%d names of files that have others are copies of their own: the destination allows no more names"
-                % len(refused)
+                "%s copied as files of their own: the destination allows a file no more names"
+                % counted(len(refused), "name")
             )
         return bool(refused)
 
@@ -439,8 +442,11 @@ class _Links(NamedTuple):
 
 def _links_of(directory: Directory) -> List[Tuple[str, str, bool]]:
     existing = directory.existing or batches.NOTHING
-    names = [(link.name, os.fsencode(link.name)) for link in directory.links]
-    return [(name, name, raw in existing) for name, raw in names if raw not in directory.left]
+    return [(link.name, link.name, os.fsencode(link.name) in existing) for link in directory.links]
+
+
+def _links_of_operands(loose: Sequence[LooseFile]) -> List[Tuple[str, str, bool]]:
+    return [(file.source, file.name, file.standing is not None) for file in loose if file.is_link]
 
 
 def _cut_links(directory: Optional[Directory], links: Sequence[Tuple[str, str, bool]]) -> Iterator[_Links]:
