@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symbolic links followed, copied and replaced, and names of one file kept as such: against the real cp."""
 
-# Takes about 10 s
+# Takes about 15 s
 from __future__ import annotations
 
 import os
@@ -11,7 +11,9 @@ from typing import Any, List, Sequence, Tuple
 import keeping
 import support
 from keeping import last_line, looks, run_cp, run_fastcp
-from support import Link, TestCase
+from support import Link, Random, TestCase, needs, needs_root, slow
+
+MIB = 1 << 20
 
 MANY = {
     "f": b"x",
@@ -34,7 +36,7 @@ DANGLING = {
 }
 
 # Options, sources, DEST: all of them in a directory that holds MANY and the empty directory E.
-FOLLOWED: List[Tuple[str, Sequence[str], str]] = [
+FOLLOWED: Sequence[Tuple[str, Sequence[str], str]] = [
     (options, sources, destination)
     for options in (
         *("-P", "-L", "-H", "-rP", "-rL", "-rH", "-rTP"),
@@ -234,6 +236,183 @@ class Replacing(Case):
                 done = run_fastcp(options, "s/.", "E", cwd=self.path(f"t{options}"))
                 self.assertEqual(done.returncode, 1)
                 self.assertEqual(os.listdir(self.path(f"t{options}", "o")), [])
+
+
+# A source `s` in which files and links have several names; words; both tools run in the same directory.
+NAMES = """
+mkdir -p s/d/deep s/e E
+echo a >s/a; ln s/a s/d/b; ln s/a s/d/deep/c; ln s/a s/e/d
+: >s/empty; ln s/empty s/d/empty
+echo one >s/one; ln s/one outside
+ln -s $PWD/s/a s/l; ln s/l s/e/l2; ln s/l s/d/l3
+ln -s one s/lone; ln -s d s/ld; ln -s ../a s/e/la
+ln s/a x; ln s/a y
+"""
+KEPT = [
+    "-a s new",
+    "-r -P --preserve=links s new",
+    "-r -L --preserve=links s new",
+    "-r -H --preserve=links s/ld new",
+    "-a -L s new",
+    "-a --no-preserve=links s new",
+    "-r -P s new",
+    "-p -r -P s new",
+    "-a s/a s/d/b s/e/d E",
+    "-a x y s/d E",
+    "-a s/d x E",
+    "-a s/. x y E",
+    "-a s/l s/e/l2 E",
+    "-L --preserve=links s/l x s/lone s/one E",
+    "-a s/one outside E",
+    "-a s/one E",
+    "-a --preserve=links s/d s/e E",
+]
+
+
+class HardLinks(Case):
+    """--preserve=links: names of one file are names of one file again."""
+
+    def copy(self, *words: str, expect: int = 0) -> support.Result:
+        return support.run_tool("fastcp", *words, cwd=self.tmp, expect=expect)
+
+    def inodes(self, *names: str) -> int:
+        """How many files have these names."""
+        return len({os.lstat(self.path(*name.split("/"))).st_ino for name in names})
+
+    def test_as_cp(self) -> None:
+        keeping.shell(NAMES, self.tmp)
+        for words in KEPT:
+            for workers in ("-n1", "-n3"):
+                with self.subTest(words=words, workers=workers):
+                    expected = self.outcome(run_cp, words)
+                    actual = self.outcome(run_fastcp, f"{workers} {words}")
+                    self.assertEqual(keeping.differences(actual, expected, ("kind", "content", "names")), [])
+
+    def outcome(self, run: Any, words: str) -> keeping.Looks:
+        """What a tool makes of the words, gone again afterwards."""
+        try:
+            done = run(*words.split(), cwd=self.tmp)
+            self.assertEqual(done.returncode, 0, done)
+            return looks(self.path(words.rsplit(maxsplit=1)[-1]))
+        finally:
+            keeping.shell("rm -rf new E; mkdir E", self.tmp)
+
+    def test_bytes_move_once(self) -> None:
+        self.make("s", {"a": Random(70 * MIB, seed=1), "b": Random(3 * MIB, seed=2), "c": b"small", "d": {}})
+        for name in "abc":
+            for number in range(3):
+                os.link(self.path("s", name), self.path("s", "d", f"{name}{number}"))
+        said = self.copy("-a", "s", "c").stderr
+        self.assertRegex(said, "12 files, 2 directories, 73.0 MiB")
+        for name in "abc":
+            self.assertEqual(self.inodes(f"c/{name}", *(f"c/d/{name}{number}" for number in range(3))), 1)
+        self.assertEqual(os.stat(self.path("c", "a")).st_nlink, 4)
+        self.assert_same_tree(self.path("c"), self.path("s"))
+
+    def test_a_new_name_is_one_over_what_exists(self) -> None:
+        """Apart, linked to each other, to something else, or to the right file already."""
+        self.make("s", {"a": b"new", "d": {}})
+        os.link(self.path("s", "a"), self.path("s", "d", "b"))
+        scripts = {
+            "apart": "echo old >c/a; echo old >c/d/b",
+            "one": "echo old >c/a; ln c/a c/d/b",
+            "crossed": "echo old >c/a; echo other >c/d/b; ln c/a c/x; ln c/d/b c/y",
+            "links": "ln -s x c/a; ln -s ../y c/d/b; echo old >c/x; echo old >c/y",
+            "the second alone": "echo old >c/d/b",
+        }
+        for label, script in scripts.items():
+            with self.subTest(label):
+                keeping.shell(f"rm -rf c; mkdir -p c/d; {script}", self.tmp)
+                others = {name: look["content"] for name, look in looks(self.path("c")).items() if name in "xy"}
+                self.assertIn("File exists", self.copy("-aT", "s", "c", expect=1).stderr)
+                self.copy("-afT", "s", "c")
+                self.assertEqual(self.inodes("c/a", "c/d/b"), 1)
+                self.assertEqual(os.stat(self.path("c", "a")).st_nlink, 2)
+                found = looks(self.path("c"))
+                self.assertEqual([found[name]["content"] for name in ("a", "d/b")], [b"new", b"new"])
+                self.assertEqual({name: found[name]["content"] for name in others}, others)
+                self.assert_no_leftovers(self.tmp)
+
+    def test_names_follow_their_file_when_it_fails(self) -> None:
+        self.make("s", {"a": Random(3 * MIB, seed=1), "d": {}, "other": b"o"})
+        os.link(self.path("s", "a"), self.path("s", "d", "b"))
+        os.link(self.path("s", "a"), self.path("s", "d", "c"))
+        with support.mounted("tmpfs", size=2 * MIB) as place:
+            done = self.copy("-a", "s", f"{place}/c", expect=1)
+            self.assertIn("No space left on device", done.stderr)
+            self.assertFalse(os.path.exists(f"{place}/c/d/b"))
+        code = "import os; open = os.open\ndef fail(name, *a, **k):\n"
+        code += "    if name == 'a': raise OSError(5, 'Input/output error', name)\n    return open(name, *a, **k)\n"
+        self.make("site", {"sitecustomize.py": (code + "os.open = fail\n").encode()})
+        done = support.run_tool(
+            "fastcp", "-a", "s", "c", cwd=self.tmp, expect=1, env={"PYTHONPATH": self.path("site")}
+        )
+        self.assert_same_tree(self.path("c"), {"d": {}, "other": b"o"})
+        self.assertRegex(done.stderr, "cannot copy 's/a' to 'c/a': .*Input/output error")
+        for name in ("b", "c"):
+            self.assertIn(
+                f"cannot copy 's/d/{name}' to 'c/d/{name}': another name of the same file, 's/a', was not copied",
+                done.stderr,
+            )
+        self.assertIn("FAILED: 3 of 4 files not copied", done.stderr)
+
+    def test_what_is_there_already_gets_the_missing_names(self) -> None:
+        keeping.shell("mkdir -p s/d; echo a >s/a; ln s/a s/d/b; ln s/a s/d/c", self.tmp)
+        self.copy("-a", "s", "c")
+        os.unlink(self.path("c", "d", "b"))
+        inode = os.stat(self.path("c", "a")).st_ino
+        said = self.copy("-auT", "s", "c").stderr
+        self.assertRegex(said, "1 file, 0 directories, 0 B .*; 2 skipped, unverified")
+        self.assertEqual(os.stat(self.path("c", "d", "b")).st_ino, inode)
+
+    @slow
+    @needs("strace")
+    def test_where_no_more_names_are_allowed_it_is_copied(self) -> None:
+        """The leader's own name, the first call, may be had; of the next calls some may not."""
+        self.make("s", {"a": b"1", "d": {}, "l": Link("a")})
+        for number in range(4):
+            os.link(self.path("s", "a"), self.path("s", "d", f"b{number}"))
+        log = self.path("log")
+        for error in ("EMLINK", "EPERM", "EOPNOTSUPP"):
+            with self.subTest(error):
+                under = support.strace_inject(log, "linkat", f"error={error}:when=3..4")
+                words = ("-n1", "-a", "s", error)
+                done = support.run_tool("fastcp", *words, cwd=self.tmp, under=under, expect=0)
+                self.assertEqual(support.injected(log), 2)
+                self.assert_same_tree(self.path(error), self.path("s"))
+                self.assertEqual(self.inodes(f"{error}/a", *(f"{error}/d/b{n}" for n in range(4))), 3)
+                self.assertRegex(done.stderr, "warning: 2 names copied as files of their own")
+                self.assertRegex(done.stderr, "5 files, 1 link, 2 directories, 3 B")
+
+    @slow
+    @needs("strace")
+    def test_links_that_may_have_one_name_only_are_copied_as_links(self) -> None:
+        keeping.shell("mkdir -p s/d E; ln -s nowhere s/l; ln s/l s/d/l2; ln -s x m; ln m n", self.tmp)
+        log = self.path("log")
+        for words in (["-a", "s", "c"], ["-a", "m", "n", "E"], ["-aTf", "s", "c"]):
+            with self.subTest(words=words):
+                under = support.strace_inject(log, "linkat", "error=EPERM")
+                done = support.run_tool("fastcp", "-n1", *words, cwd=self.tmp, under=under, expect=0)
+                self.assertEqual(support.injected(log), 1)
+                self.assertRegex(done.stderr, "warning: 1 name copied as files of their own")
+        self.assert_same_tree(self.path("c"), {"l": Link("nowhere"), "d": {"l2": Link("nowhere")}})
+        self.assert_same_tree(self.path("E"), {"m": Link("x"), "n": Link("x")})
+
+    @slow
+    @needs_root
+    def test_more_names_than_ext4_allows(self) -> None:
+        count = 65_010
+        with support.mounted("tmpfs", size=64 * MIB) as source, support.mounted("ext4", size=256 * MIB) as place:
+            os.mkdir(f"{source}/s")
+            support.make_tree(f"{source}/s/{0:05}", b"x")
+            for number in range(1, count):
+                os.link(f"{source}/s/{0:05}", f"{source}/s/{number:05}")
+            done = support.run_tool("fastcp", "-a", f"{source}/s", f"{place}/c", expect=0)
+            self.assertRegex(done.stderr, "warning: 10 names copied as files of their own")
+            names = os.listdir(f"{place}/c")
+            self.assertEqual(len(names), count)
+            self.assertEqual(os.stat(f"{place}/c/{0:05}").st_nlink, 65_000)
+            self.assertEqual(len({os.stat(f"{place}/c/{name}").st_ino for name in names}), 11)
 
 
 if __name__ == "__main__":

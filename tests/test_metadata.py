@@ -10,7 +10,7 @@ import signal
 import stat
 import subprocess
 import time
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 import support
 from support import Dir, File, Link, Random, TestCase, needs, needs_nobody, needs_root, run_tool, slow
@@ -199,80 +199,6 @@ class OrdinaryUser(TestCase):
         self.assertRegex(result.stderr, "warning: the group of files could not be kept; their group bits are cleared")
         modes = {name: oct(os.stat(os.path.join(place, "d", "copy", name)).st_mode & 0o7777) for name in ("f", "g")}
         self.assertEqual(modes, {"f": oct(0o705), "g": oct(0o604)})
-
-
-class Links(TestCase):
-    def copy(self, *args: str, expect: int = 0) -> support.Result:
-        return run_tool("fastcp", *args, cwd=self.tmp, expect=expect)
-
-    def test_which_links_are_followed(self) -> None:
-        self.make("s", {"f": b"1", "l": Link("f"), "d": {"x": b"2"}, "ld": Link("d")})
-        self.make("ls", Link("s"))
-        table: List[Tuple[List[str], Any]] = [
-            (["-r", "s", "c"], {"f": b"1", "l": b"1", "d": {"x": b"2"}, "ld": {"x": b"2"}}),
-            (["-rL", "ls", "c"], {"f": b"1", "l": b"1", "d": {"x": b"2"}, "ld": {"x": b"2"}}),
-            (["-rP", "s", "c"], {"f": b"1", "l": Link("f"), "d": {"x": b"2"}, "ld": Link("d")}),
-            (["-rP", "ls", "c"], Link("s")),
-            (["-rH", "ls", "c"], {"f": b"1", "l": Link("f"), "d": {"x": b"2"}, "ld": Link("d")}),
-            (["-rPL", "ls", "c"], {"f": b"1", "l": b"1", "d": {"x": b"2"}, "ld": {"x": b"2"}}),
-            (["-a", "ls", "c"], Link("s")),
-        ]
-        for index, (args, expected) in enumerate(table):
-            args[-1] = f"c{index}"
-            for tool in ("fastcp", "cp"):
-                with self.subTest(args, tool=tool):
-                    name = f"{tool}{index}"
-                    if tool == "fastcp":
-                        self.copy(*args[:-1], name)
-                    else:
-                        follow = ["-L"] if args[0] == "-r" else []  # fastcp's -r follows
-                        subprocess.run(["cp", *args[:-1], *follow, name], cwd=self.tmp, check=True)
-                    self.assert_same_tree(self.path(name), expected)
-
-    def test_links_out_of_the_tree_are_counted(self) -> None:
-        self.make("s", {"in": Link("d/f"), "abs": Link("/etc"), "d": {"up": Link("../.."), "ok": Link("../in")}})
-        self.assertIn("links that lead out of the tree: 2", self.copy("-rP", "s", "c").stderr)
-
-    def test_names_that_are_taken(self) -> None:
-        self.make("s", {"l": Link("new"), "t": b"target"})
-        self.make("d", {"s": {"l": b"file"}})
-        self.assertIn("cannot create symbolic link 'd/s/l': File exists", self.copy("-rP", "s", "d", expect=1).stderr)
-        self.copy("-rPf", "s", "d")
-        self.assert_same_tree(self.path("d", "s"), {"l": Link("new"), "t": b"target"})
-        self.make("e", {"l": {"x": b""}})
-        self.assertIn("cannot overwrite directory", self.copy("-rPfT", "s", "e", expect=1).stderr)
-        # The file that the link leads to would be lost.
-        self.make("f", b"data")
-        self.make("lf", Link("f"))
-        for args in (["-P", "lf", "f"], ["-Pf", "lf", "f"]):
-            self.assertIn("are the same file", self.copy(*args, expect=1).stderr)
-        self.assert_same_tree(self.path("f"), b"data")
-
-    def test_hard_links(self) -> None:
-        self.make("s", {"a": Random(70 << 20, seed=1), "d": {}, "e": b"2"})
-        for name in ("s/d/b", "s/d/c"):
-            os.link(self.path("s", "a"), self.path(name))
-        os.link(self.path("s", "e"), self.path("s", "d", "f"))
-        result = self.copy("-r", "--preserve=links", "s", "c")
-        self.assert_same_tree(self.path("c"), self.path("s"))
-        self.assertEqual(len({os.stat(self.path("c", name)).st_ino for name in ("a", "d/b", "d/c")}), 1)
-        self.assertEqual(os.stat(self.path("c", "e")).st_nlink, 2)
-        self.assertIn("5 files, 2 directories, 70.0 MiB", result.stderr)
-        self.make("into", {"e": b"in the way"})
-        self.copy("--preserve=links", "-f", "s/e", "s/d/f", "into")
-        self.assertEqual(os.stat(self.path("into", "e")).st_ino, os.stat(self.path("into", "f")).st_ino)
-
-    @slow
-    @needs("strace")
-    def test_no_more_names(self) -> None:
-        self.make("s", {"a": b"1", "d": {}})
-        os.link(self.path("s", "a"), self.path("s", "d", "b"))
-        log = self.path("log")
-        under = support.strace_inject(log, "linkat", "error=EMLINK:when=2")
-        result = run_tool("fastcp", "-n", "1", "-a", "s", "c", cwd=self.tmp, under=under, expect=0)
-        self.assertGreater(support.injected(log), 0)
-        self.assert_same_tree(self.path("c"), self.path("s"))
-        self.assertRegex(result.stderr, "warning: 1 names of files that have others are copies of their own")
 
 
 class Updates(TestCase):
