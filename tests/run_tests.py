@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "-j",
         "--jobs",
         type=int,
-        default=len(os.sched_getaffinity(0)),
+        default=len(os.sched_getaffinity(0)) + 2,  # much of a test is waiting
         metavar="N",
         help="files at a time (default: the number of CPUs)",
     )

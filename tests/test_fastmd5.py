@@ -86,6 +86,7 @@ class Listing(TestCase):
         self.assertEqual(inside, sorted(inside, key=os.fsencode))
         self.assertEqual(len(inside), sum(len(files) for _, _, files in os.walk(root)))
 
+    @slow
     def test_chunks_of_a_large_file(self) -> None:
         path = self.make("big", Sparse(GIB + 4097, {0: b"start", GIB: b"second", GIB + 4000: b"end"}))
         result = run_tool("fastmd5", "big", cwd=self.tmp, expect=0)
@@ -255,6 +256,7 @@ class Troubles(TestCase):
         if missing:
             self.assertIn(b"killed by SIGKILL", errors)
 
+    @slow
     def test_signals_end_it_as_themselves(self) -> None:
         root = self.make("t", {f"f{i:02}": Random(8 * MIB, seed=i) for i in range(30)})
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -5,13 +5,17 @@
 # Takes about 15 s
 from __future__ import annotations
 
+import functools
 import os
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import copying
 import keeping
 import support
 from keeping import last_line, looks, run_cp, run_fastcp
 from support import Link, Random, TestCase, needs, needs_root, slow
+
+from mlperf_common.fileio import copyplan, copytasks, facts, listing, transfer
 
 MIB = 1 << 20
 
@@ -81,6 +85,26 @@ class Case(TestCase):
         """Both trees of ``both`` are the same."""
         actual, expected = looks(self.path(name, "fastcp")), looks(self.path(name, "cp"))
         self.assertEqual(keeping.differences(actual, expected, fields), [])
+
+
+    def carry_out(
+        self, source: str, copy: str, wishes: Dict[str, Any], between: Any = None, on_copied: Any = None
+    ) -> copying.Said:
+        """Copy a tree in this process; `between` is called after the plan, `on_copied` at each file."""
+        said = copying.Said()
+        if on_copied:
+            said.copied = on_copied  # type: ignore[method-assign]
+        pool = copying.make_pool(copytasks.FUNCTIONS, copying.IN_PROCESS)
+        roots = listing.Roots(pool)
+        try:
+            plan = copyplan.plan_copy_operations([source], copy, **wishes)
+            if between:
+                between()
+            transfer.copy(plan, pool, roots, facts.Options(copying.TOKEN, wishes.get("force", False)), said)
+        finally:
+            roots.close()
+            pool.close()
+        return said
 
 
 class Following(Case):
@@ -229,6 +253,39 @@ class Replacing(Case):
             self.assertEqual(done.returncode, 1)
             self.assertIn("'l' and 'E/l' are the same file", done.stderr)
 
+    def test_a_name_that_appears_meanwhile_wins_unless_forced(self) -> None:
+        source = self.make("s", {"l": L})
+        for force, standing in ((False, b"old"), (True, b"old"), (False, L), (True, Link("other"))):
+            with self.subTest(force=force, standing=standing):
+                copy = self.make(f"c{force}{standing!r}", {})
+                wishes = {"follow": "none", "force": force}
+                appear = functools.partial(support.make_tree, os.path.join(copy, "l"), standing)
+                said = self.carry_out(f"{source}/.", copy, wishes, between=appear)
+                self.assert_same_tree(copy, {"l": L if force else standing})
+                self.assertEqual([reason for _, reason in said.failures], [] if force else ["File exists"])
+
+    def test_update_goes_by_what_links_say_and_by_their_age(self) -> None:
+        """The same is left and counted; an older one is replaced; a newer one is somebody's work."""
+        for form in ("-rTP s E", "-P s/l E"):
+            for label, text, age, options, expected, said in (
+                ("same", "target", -9, "-u", "target", "1 skipped, unverified"),
+                ("older", "other", -9, "-u", "target", "1 link, "),
+                ("equal", "other", 0, "-u", None, "is not older than its source and leads elsewhere"),
+                ("newer", "other", 9, "-u", None, "is not older than its source and leads elsewhere"),
+                ("forced", "other", 9, "-uf", "target", "1 link, "),
+                ("a file", None, -9, "-u", None, "cannot create symbolic link 'E/l': File exists"),
+                ("a file, forced", None, -9, "-uf", "target", "1 link, "),
+            ):
+                with self.subTest(label, form=form):
+                    place = self.make(f"{label}{form[:2]}", {"s": {"l": L}, "E": {"l": Link(text) if text else b"f"}})
+                    os.utime(f"{place}/s/l", (10**9, 10**9), follow_symlinks=False)
+                    os.utime(f"{place}/E/l", (10**9 + age, 10**9 + age), follow_symlinks=False)
+                    done = run_fastcp(options, *form.split(), cwd=place)
+                    self.assertRegex(done.stderr, said)
+                    self.assertEqual(done.returncode, 0 if expected else 1)
+                    kept = Link(text) if text else b"f"
+                    self.assert_same_tree(f"{place}/E", {"l": Link(expected) if expected else kept})
+
     def test_a_directory_is_never_put_through_a_link(self) -> None:
         for options in ("-rf", "-rfP", "-af"):
             with self.subTest(options=options):
@@ -243,7 +300,7 @@ NAMES = """
 mkdir -p s/d/deep s/e E
 echo a >s/a; ln s/a s/d/b; ln s/a s/d/deep/c; ln s/a s/e/d
 : >s/empty; ln s/empty s/d/empty
-echo one >s/one; ln s/one outside
+echo one >s/one; ln s/one outside; echo single >s/single; ln -s single s/lsingle
 ln -s $PWD/s/a s/l; ln s/l s/e/l2; ln s/l s/d/l3
 ln -s one s/lone; ln -s d s/ld; ln -s ../a s/e/la
 ln s/a x; ln s/a y
@@ -281,12 +338,11 @@ class HardLinks(Case):
 
     def test_as_cp(self) -> None:
         keeping.shell(NAMES, self.tmp)
-        for words in KEPT:
-            for workers in ("-n1", "-n3"):
-                with self.subTest(words=words, workers=workers):
-                    expected = self.outcome(run_cp, words)
-                    actual = self.outcome(run_fastcp, f"{workers} {words}")
-                    self.assertEqual(keeping.differences(actual, expected, ("kind", "content", "names")), [])
+        for number, words in enumerate(KEPT):
+            with self.subTest(words=words):
+                expected = self.outcome(run_cp, words)
+                actual = self.outcome(run_fastcp, f"-n{number % 2 * 2 + 1} {words}")
+                self.assertEqual(keeping.differences(actual, expected, ("kind", "content", "names")), [])
 
     def outcome(self, run: Any, words: str) -> keeping.Looks:
         """What a tool makes of the words, gone again afterwards."""
@@ -364,6 +420,38 @@ class HardLinks(Case):
         said = self.copy("-auT", "s", "c").stderr
         self.assertRegex(said, "1 file, 0 directories, 0 B .*; 2 skipped, unverified")
         self.assertEqual(os.stat(self.path("c", "d", "b")).st_ino, inode)
+
+    def test_a_further_name_that_is_right_is_left(self) -> None:
+        """rename(2) of one name of a file over another does nothing: the temporary would stay."""
+        keeping.shell("mkdir -p s/d; echo a >s/a; ln s/a s/d/b", self.tmp)
+        self.copy("-a", "s", "c")
+        said = self.copy("-auT", "--checksum", "s", "c").stderr
+        self.assertEqual(os.stat(self.path("c", "a")).st_nlink, 2)
+        self.assertIn("1 skipped, compared and the same", said)
+        self.assert_no_leftovers(self.tmp)
+
+    def test_a_file_that_is_not_ours_gets_no_further_names(self) -> None:
+        """Between the copy and its further names somebody removes the copy, or puts another in its place."""
+        for label, size in (("removed", None), ("another", 7)):
+            with self.subTest(label):
+                source = self.make(f"s{label}", {"a": b"abc", "d": {}})
+                os.link(os.path.join(source, "a"), os.path.join(source, "d", "b"))
+                copy = self.path(label)
+
+                def meddle(_: str, destination: str, size: Optional[int] = size) -> None:
+                    os.unlink(destination)
+                    if size:
+                        support.make_tree(destination, b"x" * size)
+
+                said = self.carry_out(source, copy, {"keep_links": True}, on_copied=meddle)
+                self.assertEqual(os.listdir(os.path.join(copy, "d")), [])
+                self.assertIn(os.path.join(source, "d", "b"), [name for name, _ in said.failures])
+
+    def test_the_plan_counts_the_bytes_once(self) -> None:
+        keeping.shell("mkdir -p s/d; echo abc >s/a; ln s/a s/d/b", self.tmp)
+        for kept, size in ((False, 8), (True, 4)):
+            plan = copyplan.plan_copy_operations([self.path("s")], self.path("c"), keep_links=kept)
+            self.assertEqual(plan.size(), size)
 
     @slow
     @needs("strace")

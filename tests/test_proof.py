@@ -86,6 +86,7 @@ class Check(Base):
         self.assertIn("nothing was verified", self.check("one", "--ignore-missing", expect=1).stderr)
         self.assertIn("nothing was verified", self.check("/dev/null", expect=1).stderr)
 
+    @slow
     def test_every_cut_within_lines_is_noticed(self) -> None:
         with open(self.manifest, "rb") as file:
             text = file.read()
@@ -95,6 +96,7 @@ class Check(Base):
                 with self.subTest(cut):
                     self.assertIn("it was cut", self.check(input=text[:cut], expect=1).stderr)
 
+    @slow
     def test_a_cut_within_a_file_is_noticed(self) -> None:
         for place in ("src", "dst"):
             make_tree(self.path(place, "big"), Sparse(GIB + 5, {GIB: b"end"}))
@@ -192,6 +194,7 @@ class Compare(Base):
         os.symlink("nowhere", self.path("src", "dangling"))
         self.assertIn("dangling", self.compare("src", "dst", expect=1).stderr)
 
+    @slow
     def test_large_files_chunk_by_chunk(self) -> None:
         for place in ("src", "dst"):
             make_tree(self.path(place, "big"), Sparse(GIB + 1, {5: b"x", GIB: b"y"}))
@@ -229,6 +232,7 @@ class OfACopy(Base):
         with open(self.path(name), "rb") as file:
             return file.read()
 
+    @slow
     def test_the_manifest_is_the_listing(self) -> None:
         make_tree(self.path("src", "large"), Sparse(70 * MIB + 1, {3 * MIB: b"x" * 5000, 66 * MIB: b"y"}))
         os.link(self.path("src", "a"), self.path("src", "d", "twin"))
@@ -308,6 +312,7 @@ class OfACopy(Base):
         "    return copytasks.ExtentResult(e.end - e.start, [], facts.learned(facts.facts_of(w, e.options)))\n"
     )
 
+    @slow
     def test_no_mutation_passes_both(self) -> None:
         make_tree(self.path("src", "large"), Random(70 * MIB + 9, seed=7))
         for index, (name, replacement) in enumerate(self.MUTATIONS):
@@ -321,6 +326,7 @@ class OfACopy(Base):
                 self.assertIn(1, statuses, copied)
                 self.assertNotIn("sitecustomize", copied.stderr)
 
+    @slow
     def test_verify_reads_what_is_on_the_storage(self) -> None:
         make_tree(self.path("src", "large"), Random(70 * MIB, seed=7))
         # The bytes are changed behind its back, after they were written and before they are read again.

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 from mlperf_common.fileio.refusals import (
     EXISTS,
     LINK_EXISTS,
+    LINK_NEWER,
     NEWER,
     NOT_REGULAR,
     OVER_DIRECTORY,
@@ -197,8 +198,11 @@ class DestinationCheck:
         """A link would land on a file or another link; the one that it leads to must not be lost by that."""
         if self._is_target(directory, name, source, standing):
             self._refusals.add(SameFile, SAME_FILE, source, shown)
-        elif self._wishes.update and stat.S_ISLNK(standing.st_mode) and self._says_the_same(directory, name, source):
-            self._leave(directory, os.fsencode(name))
+        elif self._wishes.update and stat.S_ISLNK(standing.st_mode):
+            if self._says_the_same(directory, name, source):
+                self._leave(directory, os.fsencode(name))
+            elif standing.st_mtime_ns >= self._at_source(directory, name, source, os.lstat).st_mtime_ns:
+                self._refusals.add(DestinationNewer, LINK_NEWER, shown)
         else:
             self._refusals.add(DestinationExists, LINK_EXISTS, shown)
 

@@ -75,7 +75,8 @@ class DestinationExists(CopyArgumentError):
 
 
 class DestinationNewer(CopyArgumentError):
-    """Under -u, destination files are not older than their sources and of another size: somebody's work."""
+    """Under -u, destination files are not older than their sources and of another size, or links that say something
+    else: somebody's work."""
 
 
 class ManifestInTheWay(CopyArgumentError):
@@ -158,6 +159,7 @@ SAME_FILE = "%s and %s are the same file"
 EXISTS = "cannot create regular file %s: File exists (-f replaces it)"
 LINK_EXISTS = "cannot create symbolic link %s: File exists (-f replaces it)"
 NEWER = "%s is not older than its source and of another size (-f replaces it)"
+LINK_NEWER = "%s is not older than its source and leads elsewhere (-f replaces it)"
 OVER_SOURCE = "cannot overwrite source %s with %s"
 SPECIAL = "%%s is a %s, neither a regular file nor a directory (--skip-special leaves it out)"
 NOT_REGULAR = "cannot overwrite %s: not a regular file"
