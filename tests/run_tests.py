@@ -62,7 +62,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--timeout",
         type=float,
-        default=150,
+        default=400,
         metavar="SECONDS",
         help="for one file, after which it is killed and has failed (default: %(default)s)",
     )

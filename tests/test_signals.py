@@ -75,8 +75,11 @@ class Swept(TestCase):
             process = self.start_tool(
                 "fastcp", *options, self.source, destination, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
-            # Python itself ends with status 1 where SIGINT comes before it has begun: after 0.1 s it has.
-            time.sleep(0.1 + self.duration * step / SWEEP)
+            # Python itself ends with status 1 where SIGINT comes before it has begun: with workers it has.
+            deadline = time.monotonic() + 10
+            while not workers_of(process.pid) and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(self.duration * step / SWEEP)
             children = workers_of(process.pid)
             process.send_signal(signum)
             sent = time.monotonic()
