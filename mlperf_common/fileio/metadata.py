@@ -89,7 +89,7 @@ def creation_mode(kept: Kept, mode: int, directory: bool = False) -> int:
     What gets owner or mode later is private until then, as with cp.
     """
     if kept.mode:
-        return 0o700 if directory else 0o600
+        return 0o700 | (mode & 0o1000) if directory else 0o600
     if kept.default_mode:
         return 0o777 | (mode & 0o1000) if directory else 0o666
     if directory:  # mkdir(2) takes the sticky bit, and cp gives it
@@ -112,6 +112,8 @@ def dress(
         _give_attributes(target, source, kept.xattr_required, notes)
     if kept.mode:
         mode = stat.S_IMODE(st.st_mode) & ~(0 if owner_kept else SET_ID)
+        if stat.S_ISDIR(st.st_mode) and not mode & SET_ID:  # as cp: what was inherited stays where nothing is given
+            mode |= os.stat(target).st_mode & SET_ID
         acl_kept = _copy_acls(target, source, stat.S_ISDIR(st.st_mode), notes)
         _give_mode(target, mode, group_kept, acl_kept, "files", notes)
     elif old is not None:
