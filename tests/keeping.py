@@ -54,7 +54,8 @@ def _content(path: str, kind: str) -> Any:
 
 def looks(top: str) -> Looks:
     """``top`` and everything below it by relative path. ``names``: those below that are one file with an entry."""
-    paths = [top, *(os.fsdecode(path) for path in cpmodel.entries(os.fsencode(top)))]
+    below = cpmodel.entries(os.fsencode(top)) if os.path.isdir(top) and not os.path.islink(top) else []
+    paths = [top, *map(os.fsdecode, below)]
     found = {os.path.relpath(path, top): look(path) for path in paths}
     names: Dict[Any, List[str]] = {}
     for path, seen in found.items():
