@@ -50,6 +50,7 @@ class Summary:
         self.not_tried = 0  # files and links
         self.stopped = ""  # why the job ended early, if it did
         self.direct: Set[str] = set()  # the sides that moved bytes with O_DIRECT
+        self.never_direct = False  # it was not wanted
         self.refused: Dict[Tuple[str, int], str] = {}  # (side, device) to the reason why not
 
     def stop(self, reason: str) -> None:
@@ -65,7 +66,9 @@ class Summary:
         if not self.direct and not self.refused:
             if self.cloned:
                 return "cloned"
-            return "buffered (small files)" if self.bytes else "none (no bytes)"
+            if not self.bytes:
+                return "none (no bytes)"
+            return "buffered (%s)" % ("--direct=never" if self.never_direct else "small files")
         words = "direct"
         if self.refused:
             why = "; ".join(sorted({"%s: %s" % (side, reason) for (side, _), reason in self.refused.items()}))

@@ -20,7 +20,7 @@ from typing import Optional
 from mlperf_common.fileio import walk
 from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.directories import Directories
-from mlperf_common.fileio.facts import Options
+from mlperf_common.fileio.facts import NEVER, Options
 from mlperf_common.fileio.filework import FileWork
 from mlperf_common.fileio.leftovers import Keeper
 from mlperf_common.fileio.listing import AnyPool, Roots
@@ -45,6 +45,7 @@ def copy(
     """
     summary = Summary() if summary is None else summary
     summary.unchanged = plan.unchanged
+    summary.never_direct = options.direct == NEVER
     directories = Directories(plan, pool, roots, options, summary, events)
     files = FileWork(plan, roots, options, summary, events, recorder or Recorder(False))
     keeper = Keeper(plan, roots, options, summary, events)
