@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from typing import Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from mlperf_common.fileio import copyfile, walk
 from mlperf_common.fileio.copyplan import CopyPlan
@@ -115,23 +115,27 @@ def is_dead(place: int, token: str, now_ns: int) -> bool:
         st = os.fstat(fd)
         if not stat.S_ISREG(st.st_mode) or st.st_uid != os.geteuid():
             return False
-        if now_ns - st.st_mtime_ns > DEAD_SECONDS * 1_000_000_000:
-            return True
-        return _is_over(os.read(fd, 4096))
+        over = _is_over(os.read(fd, 4096))
+        if over is None:  # who knows: but it would have touched its record
+            return now_ns - st.st_mtime_ns > DEAD_SECONDS * 1_000_000_000
+        return over
     finally:
         os.close(fd)
 
 
-def _is_over(text: bytes) -> bool:
+def _is_over(text: bytes) -> Optional[bool]:
+    """Whether a process has ended; None where it cannot be known here."""
     import json
 
     try:
-        life = Life(**json.loads(text))
-    except (ValueError, TypeError):
-        return False
+        life: Any = Life(**json.loads(text))  # with fields of any type
+    except (ValueError, TypeError, RecursionError):
+        return None
+    if not (isinstance(life.pid, int) and isinstance(life.start, int)):
+        return None
     here = own_life()
     if not here.boot or not here.namespace or life[:2] != here[:2]:
-        return False
+        return None
     return not life.start or _start_of(life.pid) != life.start
 
 
