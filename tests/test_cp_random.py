@@ -205,6 +205,7 @@ class Side:
         return request._replace(operands=operands, into=into and into.replace(b"%TOP%", self.top))
 
 
+@support.slow
 class RandomCases(TestCase):
     def test_cp_the_model_the_plan_and_fastcp_agree(self) -> None:
         first, count = int(os.environ.get("CP_FIRST", "0")), int(os.environ.get("CP_SEEDS", USUAL_CASES))

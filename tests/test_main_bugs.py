@@ -257,15 +257,19 @@ class Reproductions(Case):
                 with self.subTest(entry.number, title=entry.title, tool=tool):
                     self.assertNotEqual(result.returncode, 0, f"{script}: not noticed: {result}")
 
+    @support.slow
     def test_a_tool_that_does_nothing_is_noticed(self) -> None:
         self.broken(NOTHING, 20)
 
+    @support.slow
     def test_a_tool_that_only_fails_is_noticed(self) -> None:
         self.broken(FAILS, 20)
 
+    @support.slow
     def test_a_tool_that_hangs_is_noticed(self) -> None:
         self.broken(HANGS, 0.2)
 
+    @support.slow
     def test_each_defect_is_noticed(self) -> None:
         self.check_fail([(e, tool, script) for e in ENTRIES for tool, script in IMITATIONS[e.number]], 4)
 

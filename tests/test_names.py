@@ -77,12 +77,14 @@ class Copied(TestCase):
         self.assert_same_tree(copied, self.path("src"))
         self.assert_same_tree(self.path("new/links"), {name: name for name in SINGLE})
 
+    @support.slow
     def test_every_byte_in_operands(self) -> None:
         self.make(".", {"e": {}, "w": {name: name for name in SINGLE}})
         result = cpmodel.run_fastcp([b"-t", b"../e", b"--", *SINGLE], os.fsencode(self.path("w")))
         self.assertEqual(result.returncode, 0, result)
         self.assert_same_tree(self.path("e"), self.path("w"))
 
+    @support.slow
     def test_every_byte_in_dest(self) -> None:
         self.make("a", b"x")
         for name in INSIDE:
@@ -104,6 +106,7 @@ class Copied(TestCase):
         self.assertEqual(os.stat(os.path.join(os.fsencode(self.path("old")), LONG[0], LONG[0])).st_mode & 0o777, 0o640)
         self.assert_no_leftovers(self.tmp)
 
+    @support.slow
     def test_every_byte_in_names_that_are_replaced(self) -> None:
         names = SINGLE + ODD
         self.make("src", {name: name for name in names})
@@ -136,6 +139,7 @@ class Copied(TestCase):
         self.copy("-r", "src", "new")
         self.assert_same_tree(self.path("new"), self.path("src"))
 
+    @support.slow
     def test_locales(self) -> None:
         self.make("src", {name: {name: name} for name in NAMES})
         self.make("pipes", {name: Fifo() for name in NAMES})

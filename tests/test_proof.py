@@ -151,6 +151,7 @@ class Compare(Base):
         self.assertIn("identical: 4 files, 3 directories, 1 link compared", self.compare("-P", "src", "dst").stderr)
         self.assertEqual(self.compare("-P", "src/a", "dst/a").stdout, "")
 
+    @slow
     def test_each_difference(self) -> None:
         for name, change, words in (
             ("a", None, "missing in DEST: 'a' (file)"),

@@ -427,6 +427,7 @@ class StandardDescriptors(Case):
         self.assert_same_tree(self.path("copy"), self.path("source"))
 
 
+@support.slow
 class Installed(Jobs):
     """From `pip install` of a copy, in a fresh virtual environment."""
 
