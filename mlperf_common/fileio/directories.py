@@ -42,6 +42,7 @@ class Directories:
         self._events = events
         self._broken: Set[Directory] = set()
         self._made: Dict[Directory, int] = {}  # and the mode that each was made with
+        self._unsure: Set[Directory] = set()  # a worker has been told to make them, and has not answered
         self._owners: Dict[Tuple[int, int], Directory] = {}
         self._tasks: Iterator[Task] = iter(())
 
@@ -75,9 +76,11 @@ class Directories:
         base = self._roots.get(self._plan.base.path, True)
         for group in grouped(missing, lambda directory: directory.parent):
             wanted = tuple((d.landing()[-1], d.mode) for d in group)
+            self._unsure.update(group)
             yield Task("mkdir", Level(self._options, base.key, group[0].landing()[:-1], wanted), (base.fd,), group)
 
     def _on_made(self, task: Task, result: Any) -> None:
+        self._unsure.difference_update(task.context)
         for position, directory in enumerate(task.context):
             if isinstance(result, Failure):
                 self._break(directory, result.reason, result.errno)
@@ -114,6 +117,8 @@ class Directories:
         Those of a run that was stopped too, ``alone``: in this process, since its workers may be gone.
         """
         pool = InProcess(FUNCTIONS, 0, StopFlag()) if alone else self._pool
+        if alone:  # a worker that was stopped may have made one without a chance to say so
+            self._made.update(dict.fromkeys(self._unsure, 0o777))
         levels: Dict[int, List[Directory]] = {}
         for directory in walk.breadth_first(self._plan.trees):
             if not self.is_broken(directory) and self._needs_finish(directory):
@@ -153,7 +158,7 @@ class Directories:
         failure = isinstance(result, Failure)
         for position, directory in enumerate(task.context):
             reason = result.reason if failure else result.reasons[position]
-            if reason:
+            if reason and directory not in self._unsure:
                 self._problem("cannot finish directory %s: %s", directory, reason)
         if not failure:
             learn(result.learned)
