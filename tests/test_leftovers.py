@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ from unittest import mock
 
 import support
 from keeping import run_fastcp, shell
-from support import Random, TestCase, needs_root, run_tool, slow
+from support import Random, TestCase, needs, needs_root, run_tool, slow
 
 from mlperf_common.fileio import leftovers
 
@@ -107,13 +108,21 @@ class Leftovers(TestCase):
         run_tool("fastcp", "-rfT", "s", "dst", cwd=self.tmp, expect=0)
         self.assertTrue(os.path.exists(self.path("dst", TEMPORARY)))
 
-    def test_a_run_that_replaces_nothing_makes_no_record(self) -> None:
+    @slow
+    @needs("strace")
+    def test_which_runs_make_a_record_and_where(self) -> None:
+        """Those that may need named temporaries; in DEST, also where DEST is made by the run."""
         self.make("s", {"f": b"new"})
-        under = ["strace", "-f", "-qq", "-o", self.path("log"), "-e", "trace=openat"]
-        run_tool("fastcp", "-r", "s", "dst", cwd=self.tmp, under=under, expect=0)
-        with open(self.path("log"), "rb") as file:
-            self.assertNotIn(b".fastcp-run-", file.read())
-
+        self.make("dst", {"f": b"old"})
+        log = self.path("log")
+        rows = (("-r s new", None), ("-rf s new2", "new2"), ("-rfT s dst", "dst"), ("-f s/f dst/f", "dst"))
+        for words, place in rows:
+            with self.subTest(words=words):
+                under = ["strace", "-f", "-y", "-qq", "-o", log, "-e", "trace=openat,renameat"]
+                run_tool("fastcp", "-n1", *words.split(), cwd=self.tmp, under=under, expect=0)
+                with open(log, encoding="utf-8", errors="surrogateescape") as file:
+                    made = re.findall(r"openat\(\d+<([^>]*)>, \"\.fastcp-run-", file.read())
+                self.assertEqual(made, [self.path(place)] if place else [])
 
     def test_a_live_process_is_alive_however_old_its_record(self) -> None:
         """One that was stopped for a day goes on with what it has."""
@@ -131,7 +140,7 @@ class Leftovers(TestCase):
             "too long": "(echo '%s'; head -c 5000 /dev/zero) >RECORD",
             "not an object": "echo '[1, 2]' >RECORD",
             "other fields": "echo '{\"pid\": 1}' >RECORD",
-            "very deep": "head -c 4000 /dev/zero | tr '\\\\0' '[' >RECORD",
+            "very deep": "printf '[%.0s' {1..4000} >RECORD",
             "a word for a number": "echo '%s' | sed 's/\"pid\": [0-9]*/\"pid\": \"x\"/' >RECORD",
             "no boot": "echo '%s' | sed 's/\"boot\": \"[^\"]*\"/\"boot\": \"\"/' >RECORD",
         }

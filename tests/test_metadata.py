@@ -189,6 +189,24 @@ class LikeCp(TestCase):
                 lines = keeping.differences(fastcp, cp, fields)
                 self.assertEqual([line for line in lines if "acls" not in line or words in ("-a", "-r -P -p")], [])
 
+    def test_files_that_are_replaced(self) -> None:
+        """The new one gets what is kept of its source, and the rest from the one that it replaces."""
+        there = {name: File(b"old", mode=0o647) for name in ("plain", "setid", "readonly", "open", "acl", "direct")}
+        prepare = "chown 4321:1234 source/*; setfacl -m u:bin:rwx,g::-w- source/plain source/acl source/open"
+        kept = ("-a", "-r -P -p", "-r -P", "-r -P --preserve=timestamps", "-a --no-preserve=ownership")
+        for words in kept:
+            found = []
+            for run in (run_cp, run_fastcp):
+                place = self.make("place", {"source": there})
+                shell(prepare, place)
+                done = run("-f", *words.split(), self.source, place)
+                self.assertEqual(done.returncode, 0, done)
+                found.append({name: look for name, look in looks(f"{place}/source").items() if name in there})
+                support.remove_tree(place)
+            fields = ["kind", "content", "mode", "owner", "acls"] + ["mtime"] * keeps_times(words)
+            with self.subTest(words=words):
+                self.assertEqual(keeping.differences(found[1], found[0], fields), [])
+
     NAMES: ClassVar[Dict[str, int]] = {"private": 0o600, "setid": 0o4755, "open": 0o644}
 
     @slow
@@ -452,8 +470,9 @@ class OrdinaryUser(TestCase):
             "setid": File(b"2", mode=0o6755),
             "sticky": Dir({"x": File(b"3", mode=0o664)}, mode=0o1777),
             "shared": Dir({}, mode=0o2775),
-            "readonly": Dir({"y": File(b"4", mode=0o444)}, mode=0o555),
+            "readonly": Dir({"y": File(b"4", mode=0o444), "z": File(Random(3 * MIB), mode=0o440)}, mode=0o555),
         })
+        shell("chown :nogroup s/readonly/z", self.tmp)
         self.make("own", {"setid": File(b"5", mode=0o6755), "d": Dir({}, mode=0o2750), "l": Link("setid")})
         shell("chown -R nobody:nogroup own; chmod 6755 own/setid; chmod 2750 own/d; chmod 755 own", self.tmp)
         os.chmod(self.make("into", {}), 0o777)
@@ -477,8 +496,8 @@ class OrdinaryUser(TestCase):
                     cp, fastcp, done = self.both(words, name)
                     lost = name == "s" and words in ("-rpP", "-a")
                     if lost:
-                        for entry in cp.values():
-                            if entry["kind"] != "link":
+                        for path, entry in cp.items():
+                            if entry["kind"] != "link" and os.lstat(self.path(name, path)).st_gid == 0:
                                 entry["mode"] = "%04o" % (int(entry["mode"], 8) & ~0o070)
                     fields = ("kind", "content", "mode", "owner", *(["mtime"] if words in TIMES_AS_NOBODY else []))
                     self.assertEqual(keeping.differences(fastcp, cp, fields), [])
@@ -493,6 +512,15 @@ class OrdinaryUser(TestCase):
         self.assertEqual(keeping.differences(fastcp, cp, ("mode", "owner", "mtime")), [])
         self.assertEqual(fastcp["."]["mode"], "0664")
         self.assertNotIn("warning", done.stderr)
+
+    def test_directories_that_shut_their_owner_out_are_dressed_last(self) -> None:
+        """Nobody reads them as their group, but owns the copies."""
+        self.make("shut", Dir({"d": Dir({"e": Dir({"f": b"1"}, mode=0o070)}, mode=0o070)}, mode=0o070))
+        shell("chown -R root:nogroup shut; chmod 070 shut shut/d shut/d/e", self.tmp)
+        for words in ("-rP", "-rpP"):
+            cp, fastcp, _ = self.both(words, "shut")
+            self.assertEqual(keeping.differences(fastcp, cp, ("mode", "owner", "content")), [])
+            self.assertEqual({fastcp[name]["mode"] for name in (".", "d", "d/e")}, {"0070" if "p" in words else "0050"})
 
     def test_set_id_bits_survive_only_with_their_owner(self) -> None:
         _, theirs, _ = self.both("-a", "s")

@@ -63,7 +63,7 @@ class Update(TestCase):
         return place
 
     def test_by_size_and_age(self) -> None:
-        moments = (1_700_000_000 * SECOND, -5 * SECOND, 4_200_000_000 * SECOND)
+        moments = (1_700_000_000 * SECOND + 5, -5 * SECOND + 5, 4_200_000_000 * SECOND + 5)
         for number, (source, destination, age, options, expected) in enumerate(ROWS):
             for form in ("-ruT s d", "-u s/f d/f" if number % 2 else "-u s/f d"):
                 with self.subTest(source=source, destination=destination, age=age, options=options, form=form):
