@@ -224,6 +224,8 @@ class LikeCp(TestCase):
                 modes = self.modes_at_creation(*options, self.path("s"), self.path("d" + "".join(options)))
                 self.assertEqual(len(modes), 1 + len(self.NAMES))
                 self.assertEqual(set(modes[1:]), wanted)  # the first asks whether there are nameless files
+        modes = self.modes_at_creation("-rfT", self.path("s"), self.path("d-a"))
+        self.assertEqual(modes, ["0600"] * (1 + len(self.NAMES)))  # a record of the run, and what replaces
 
     def modes_at_creation(self, *words: str) -> List[str]:
         """The modes with which a run made its files."""
@@ -231,7 +233,7 @@ class LikeCp(TestCase):
         under = ["strace", "-f", "-qq", "-o", log, "-e", "trace=openat"]
         run_tool("fastcp", "-n1", *words, under=under, expect=0)
         with open(log, encoding="utf-8", errors="surrogateescape") as file:
-            return [m for line in file for m in re.findall(r"O_TMPFILE.*, (0\d+)\) = \d", line)]
+            return [m for line in file for m in re.findall(r"(?:O_TMPFILE|O_EXCL).*, (0\d+)\) = \d", line)]
 
 
 @needs_root
