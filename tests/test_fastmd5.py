@@ -14,7 +14,7 @@ import time
 from typing import Dict, List, Optional, Tuple
 
 import support
-from support import Fifo, Link, Random, Sparse, TestCase, make_tree, needs_nobody, needs_root, run_tool, slow
+from support import Fifo, Link, Random, Sparse, TestCase, make_tree, needs, needs_nobody, needs_root, run_tool, slow
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -266,6 +266,26 @@ class Troubles(TestCase):
                 process.send_signal(signum)
                 process.communicate(timeout=30)
                 self.assertEqual(process.returncode, -signum)
+
+    def test_a_directory_by_c_is_shared_out_as_any(self) -> None:
+        root = self.make("t", {f"f{i:02}": Random(2 * MIB, seed=i) for i in range(30)})
+        process = self.start_tool("fastmd5", "-q", "-C", root, ".", stdout=subprocess.DEVNULL)
+        self.assertIsNotNone(_child_of(process.pid))
+        self.assertEqual(process.wait(60), 0)
+
+    @slow
+    @needs("strace")
+    @needs_nobody
+    def test_a_file_of_somebody_else_is_opened_once(self) -> None:
+        root = support.make_temporary()
+        self.addCleanup(support.remove_tree, root)
+        make_tree(os.path.join(root, "t"), {f"f{i}": b"1" for i in range(20)})
+        os.chmod(root, 0o777)
+        log = os.path.join(root, "log")
+        under = ["strace", "-f", "-qq", "-o", log, "-e", "trace=openat"]
+        run_tool("fastmd5", "-n", "1", "t", cwd=root, user=support.NOBODY, under=under, expect=0)
+        with open(log, encoding="utf-8", errors="replace") as file:
+            self.assertEqual(sum('"f' in line and "O_DIRECTORY" not in line for line in file), 20)
 
     @slow
     @needs_root

@@ -168,6 +168,18 @@ class Faults(TestCase):
         return list(range(max(1, total - 11), total + 1))
 
 
+class Comparing(TestCase):
+    @slow
+    @needs("strace")
+    def test_an_update_that_compares_goes_on_without_o_direct(self) -> None:
+        self.make("s", {"f": Random(3 * MIB, seed=1)})
+        run_tool("fastcp", "-r", "s", "d", cwd=self.tmp, expect=0)
+        under = support.strace_inject(self.path("log"), "preadv2", "error=EINVAL:when=1")
+        result = run_tool("fastcp", "-n", "1", "-ruT", "--checksum", "s", "d", cwd=self.tmp, under=under, expect=0)
+        self.assertGreater(support.injected(self.path("log")), 0)
+        self.assertIn("1 skipped, compared and the same", result.stderr)
+
+
 class Hashing(TestCase):
     @slow
     @needs("strace")

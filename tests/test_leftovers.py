@@ -305,8 +305,10 @@ class Small(TestCase):
         with support.mounted("tmpfs", size=4 << 20) as place:
             result = run_tool("fastcp", "-r", source, os.path.join(place, "c"), expect=1)
             self.assertRegex(result.stderr, "warning: the files take 9.0 MiB, 4.0 MiB are free at the destination")
-            result = run_tool("fastcp", "-r", self.make("t", {"f": b"1"}), os.path.join(place, "d"), expect=0)
-            self.assertNotIn("warning", result.stderr)
+            small = self.make("t", {"f": Random(3 << 20, seed=2)})
+            for options in ("-rT", "-ruT"):  # what is there takes no room again
+                result = run_tool("fastcp", options, small, os.path.join(place, "d"), expect=0)
+                self.assertNotIn("warning", result.stderr)
 
 
 if __name__ == "__main__":

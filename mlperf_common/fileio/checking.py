@@ -15,8 +15,9 @@ import errno
 import os
 import stat
 from collections import deque
-from typing import BinaryIO, Callable, Deque, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import BinaryIO, Callable, Deque, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from mlperf_common.fileio import words
 from mlperf_common.fileio.direct_io import BLOCK_SIZE
 from mlperf_common.fileio.hashplan import HashEvents, Source, link_outcome
 from mlperf_common.fileio.hashtasks import Outcome, Unread, unread
@@ -86,7 +87,10 @@ class Manifest:
         """Its lines without their ends; a NUL ends them as well as a newline does, but not both."""
         pending = b""
         while True:
-            block = self._stream.read(1 << 16)
+            try:
+                block = self._stream.read(1 << 16)
+            except OSError as exc:
+                raise ManifestError(words.reason_of(exc)) from exc
             if not block:
                 break
             *lines, pending = (pending + block).split(self._end)
@@ -194,7 +198,6 @@ class Check(HashEvents):
     def __init__(
         self, manifest: Iterable[Expected], follow: bool, verdict: Callable[[Expected, Verdict], None]
     ) -> None:
-        self.named: Optional[Set[str]] = None  # a set collects every path
         self._manifest = manifest
         self._follow = follow
         self._verdict = verdict
@@ -203,8 +206,6 @@ class Check(HashEvents):
     def sources(self) -> Iterator[Source]:
         """What is to be hashed."""
         for expected in self._manifest:
-            if self.named is not None:
-                self.named.add(expected.path)
             self._waiting.append(expected)
             yield source_of(expected, self._follow)
 

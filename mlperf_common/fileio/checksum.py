@@ -83,9 +83,7 @@ class LargeFile:
 
     def open(self, roots: Roots, reading: Reading) -> None:
         """Open the file and cut it into chunks. Raises OSError, Unusable."""
-        self._fd = _open_source(self.unit.sources[self.index], roots)
-        before = os.fstat(self._fd)
-        hashtasks.check_regular(before)
+        self._fd, before = _open_source(self.unit.sources[self.index], roots)
         direct = reading.prepare(self._fd, before)
         size = before.st_size
         for start in range(0, size, self._chunk_size):
@@ -128,7 +126,7 @@ class LargeFile:
             self._fd = -1
 
 
-def _open_source(source: Source, roots: Roots) -> int:
+def _open_source(source: Source, roots: Roots) -> Tuple[int, os.stat_result]:
     if source.root is None:
         return hashtasks.open_file(source.name, None, source.follow)
     chain = walk.open_chain(os.dup(roots.get(source.root, False).fd), False)

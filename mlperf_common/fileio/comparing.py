@@ -450,10 +450,9 @@ class _Run:
         self._open.add(large)
         try:
             for directory, name in ((work.ours, pair.ours), (work.theirs, pair.theirs)):
-                large.fds.append(self._open_one(directory, name))
-            large.before = [os.fstat(fd) for fd in large.fds]
-            for fd, st in zip(large.fds, large.before):
-                hashtasks.check_regular(st)
+                fd, st = self._open_one(directory, name)
+                large.fds.append(fd)
+                large.before.append(st)
                 self._reading.prepare(fd, st)
             self._cut(large)
             if self.request.metadata:
@@ -471,7 +470,7 @@ class _Run:
         for start in range(0, sizes[0], self.request.chunk_size):
             large.chunks.append(PairChunk(start, min(start + self.request.chunk_size, sizes[0]), sizes[0], devs))
 
-    def _open_one(self, directory: Optional[Directory], name: str) -> int:
+    def _open_one(self, directory: Optional[Directory], name: str) -> Tuple[int, os.stat_result]:
         if directory is None:
             return hashtasks.open_file(name, None, self.request.follow)
         request = directory.request()

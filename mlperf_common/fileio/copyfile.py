@@ -416,20 +416,20 @@ def clone(facts: Facts, stream: Stream, size: int) -> bool:
     return True
 
 
-def is_same(worker: Worker, source: int, other: int, start: int, end: int) -> bool:
-    """Whether two open files have the same bytes from ``start`` to ``end``. Raises OSError, Interrupted."""
-    half = worker.buffer_size // 2
-    view = worker.buffer()
-    ours, theirs = view[:half], view[half : 2 * half]
-    for at in range(start, end, half):
-        worker.check()
-        count = min(half, end - at)
-        direct_io.pread(source, ours, count, at, BLOCK_SIZE)
-        direct_io.pread(other, theirs, count, at, BLOCK_SIZE)
-        worker.moved(count)
-        if bytes(ours[:count]) != bytes(theirs[:count]):
-            return False
-    return True
+def is_same(
+    worker: Worker, fds: Tuple[int, int], devices: Tuple[int, int], part: Tuple[int, int], size: int
+) -> bool:
+    """Whether a source and another open file of ``size`` bytes have the same in ``part``, and end there if that does.
+
+    Raises OSError, FileChanged, Interrupted.
+    """
+    from mlperf_common.fileio.hashtasks import Unusable
+    from mlperf_common.fileio.pairtasks import PairChunk, compare_range  # most copies compare nothing
+
+    try:
+        return compare_range(worker, fds, PairChunk(*part, size, devices))
+    except Unusable as exc:
+        raise FileChanged(str(exc)) from exc
 
 
 def open_standing(making: Making, name: str, size: int) -> Optional[int]:
@@ -815,11 +815,10 @@ def _stands(worker: Worker, making: Making, job: Job, src: int, st: os.stat_resu
     if standing is None:
         return False
     try:
-        same = is_same(worker, src, standing, 0, st.st_size)
-        if same and st.st_size == 0:  # in /proc a size of 0 says nothing
-            same = direct_io.at_end(src, worker.buffer(), 0, BLOCK_SIZE)
-        elif same:
-            check_end(worker, src, st.st_size)
+        size = st.st_size
+        if size == 0 and not direct_io.at_end(src, worker.buffer(), 0, BLOCK_SIZE):
+            return False  # in /proc a size of 0 says nothing
+        same = is_same(worker, (src, standing), (st.st_dev, making.dev), (0, size), size)
     finally:
         os.close(standing)
     check_unchanged(st, os.fstat(src), making.options.ignore_times)

@@ -9,6 +9,7 @@ DEST (to the directory of a DEST that is a file), in byte order, as ``fastmd5 --
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 from typing import Iterator, List, Sequence, Tuple
@@ -16,7 +17,7 @@ from typing import Iterator, List, Sequence, Tuple
 from mlperf_common.fileio import hashplan, walk
 from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.hashplan import HashEvents, Source
-from mlperf_common.fileio.hashtasks import Outcome, Unread, unread
+from mlperf_common.fileio.hashtasks import Unread
 from mlperf_common.fileio.manifest import DIRECTORY, NOTHING, Chunk, format_line
 from mlperf_common.fileio.recording import Recorder
 from mlperf_common.fileio.refusals import ManifestInTheWay
@@ -58,20 +59,9 @@ def _source(standing: Standing) -> Source:
         fixed = hashplan.link_outcome(standing.path, None) if standing.is_link else None
         return Source(standing.shown, None, None, (), standing.path, 0, fixed)
     request = directory.request()
-    fixed = _link_at(name, request) if standing.is_link else None
+    fixed = hashplan.link_outcomes([name], request)[0] if standing.is_link else None
     shown = directory.shown(name)
     return Source(shown, request.root, request.components, request.links, name, 0, fixed, request.look.follow)
-
-
-def _link_at(name: str, request: walk.Request) -> Outcome:
-    try:
-        chain = walk.open_chain(walk.open_root(request.root, False), False)
-        try:
-            return hashplan.link_outcome(name, chain.open(request.components, request.links))
-        finally:
-            chain.close()
-    except OSError as exc:
-        return unread(exc)
 
 
 # ------------------------------------------------------------------------------------------------ the lines
@@ -106,10 +96,7 @@ def check_place(path: str, plan: CopyPlan, force: bool) -> None:
     parent, name = os.path.split(path)
     if not name or os.path.isdir(path):
         raise ManifestInTheWay(["cannot write the manifest to %s: it is a directory" % shown])
-    target = os.path.join(os.path.realpath(parent or "."), name)
-    base = os.path.realpath(plan.base.path)
-    planned = (plan.base.path, [destination for _, destination, _ in plan.files] + [d for _, d in plan.links])
-    if any(os.path.join(base, os.path.relpath(d, planned[0])) == target for d in [*planned[1], *plan.directories]):
+    if _is_planned(os.path.join(os.path.realpath(parent or "."), name), plan):
         raise ManifestInTheWay(["cannot write the manifest to %s: the copy writes there" % shown])
     try:
         st = os.lstat(path)
@@ -121,6 +108,16 @@ def check_place(path: str, plan: CopyPlan, force: bool) -> None:
         raise ManifestInTheWay(["cannot overwrite source %s with the manifest" % shown])
     if not force:
         raise ManifestInTheWay(["cannot create the manifest %s: File exists (-f replaces it)" % shown])
+
+
+def _is_planned(target: str, plan: CopyPlan) -> bool:
+    """Whether the copy makes what ``target``, a path without links, will be. Paths of the plan begin with its base."""
+    base = os.path.join(os.path.realpath(plan.base.path), "")
+    if not target.startswith(base):
+        return False
+    wanted = os.path.join(plan.base.path, target[len(base) :])
+    places = itertools.chain((d for _, d, _ in plan.files), (d for _, d in plan.links), plan.directories)
+    return any(place == wanted for place in places)
 
 
 def _is_source(st: os.stat_result, plan: CopyPlan) -> bool:

@@ -64,9 +64,8 @@ class Extent(NamedTuple):
 
 
 class ExtentResult(NamedTuple):
-    """How many bytes of an extent held data; its digests, if they were asked for."""
+    """The digests of an extent, if they were asked for."""
 
-    moved: int
     chunks: List[Chunk]
     learned: Learned
 
@@ -84,6 +83,7 @@ class Comparison(NamedTuple):
     start: int
     end: int
     size: int
+    devices: Tuple[int, int]
 
 
 class Level(NamedTuple):
@@ -162,7 +162,7 @@ def _accept(place: int, name: str, st: os.stat_result) -> None:
 def copy_batch(worker: Worker, batch: Batch, fds: Sequence[int]) -> BatchResult:
     """Copy the files of a batch, each whole or not at all; after a fatal error the rest is not tried."""
     facts = facts_of(worker, batch.options)
-    source = None if batch.components is None else _source_directory(worker, batch, fds[0])
+    source = listing.source_directory(worker, batch.source_key, batch.components, batch.links, batch.identity, fds[0])
     place = listing.kept_chain(worker, batch.base_key, True, fds[-1]).open(batch.landing)
     making = Making(place, os.fstat(place).st_dev, batch.options, facts)
     files = moved = tried = 0
@@ -190,33 +190,24 @@ def copy_batch(worker: Worker, batch: Batch, fds: Sequence[int]) -> BatchResult:
     return BatchResult(files, moved, same, chunks, failures, tried, learned(facts))
 
 
-def _source_directory(worker: Worker, batch: Batch, root_fd: int) -> int:
-    """Open the directory and see that it is the one that the walk listed: a link on the way may lead elsewhere now."""
-    chain = listing.kept_chain(worker, batch.source_key, False, root_fd)
-    fd = chain.open(batch.components or (), batch.links)
-    if not walk.identity_of(os.fstat(fd)).is_same(batch.identity):
-        raise FileChanged("another directory has taken its place since it was listed")
-    return fd
-
-
 def copy_extent(worker: Worker, extent: Extent, fds: Sequence[int]) -> ExtentResult:
     """Copy one extent; the one that ends the file also sees that the source ends there."""
     facts, options = facts_of(worker, extent.options), extent.options
     part = (extent.start, extent.end)
     if not (options.digests or options.verify):
         stream = Stream(fds[0], fds[1], extent.src_dev, extent.dst_dev)
-        moved = copyfile.move_range(worker, facts, stream, *part, extent.first)
+        copyfile.move_range(worker, facts, stream, *part, extent.first)
         chunks: List[Chunk] = []
     else:
         # Holes are in it, since they count: which they are is asked here, as there may be very many.
         digest = Digest(extent.start)
         stream = Stream(fds[0], fds[1], extent.src_dev, extent.dst_dev, digest)
         segments = copyfile.data_segments(fds[0], os.fstat(fds[0]), options.sparse, *part)
-        moved = copyfile.move_segments(worker, facts, stream, segments, part, extent.first)
+        copyfile.move_segments(worker, facts, stream, segments, part, extent.first)
         chunks = digest.chunks()
     if extent.end == extent.size:
         copyfile.check_end(worker, fds[0], extent.size)
-    return ExtentResult(moved, chunks, learned(facts))
+    return ExtentResult(chunks, learned(facts))
 
 
 def reread_chunks(worker: Worker, task: Reread, fds: Sequence[int]) -> Learned:
@@ -227,11 +218,8 @@ def reread_chunks(worker: Worker, task: Reread, fds: Sequence[int]) -> Learned:
 
 
 def compare_extent(worker: Worker, part: Comparison, fds: Sequence[int]) -> bool:
-    """Whether a part of a source is what stands at its destination; the last one also sees that the source ends."""
-    same = copyfile.is_same(worker, fds[0], fds[1], part.start, part.end)
-    if same and part.end == part.size:
-        copyfile.check_end(worker, fds[0], part.size)
-    return same
+    """Whether a part of a source is what stands at its destination; the last one also sees that both end."""
+    return copyfile.is_same(worker, (fds[0], fds[1]), part.devices, (part.start, part.end), part.size)
 
 
 def check_directories(worker: Worker, check: Check, fds: Sequence[int]) -> List[str]:

@@ -147,6 +147,7 @@ class Directories:
                     d.landing(),
                     d.request().components,
                     d.request().links,
+                    d.identity,
                     Seen(d.mode, *d.owner, d.atime_ns, d.identity.mtime_ns),
                     self._made.get(d, EXISTED),
                 )

@@ -15,19 +15,20 @@ from typing import List, NamedTuple, Sequence, Tuple
 from mlperf_common.fileio import listing, words
 from mlperf_common.fileio.facts import Learned, Options, facts_of, learned
 from mlperf_common.fileio.metadata import Notes, Seen, Target, dress
-from mlperf_common.fileio.walk import DirectoryChain
+from mlperf_common.fileio.walk import DirectoryChain, Identity
 from mlperf_common.fileio.workers import Worker
 
 EXISTED = -1  # instead of the mode of a directory that this run did not make
 
 
 class Dress(NamedTuple):
-    """One directory: where it landed, its source below the operand, what was seen of that, the mode that it was
-    made with."""
+    """One directory: where it landed, its source below the operand, which that was, what was seen of it, the mode that
+    it was made with."""
 
     landing: Tuple[str, ...]
     components: Tuple[str, ...]
     links: Tuple[int, ...]
+    identity: Identity
     seen: Seen
     made: int
 
@@ -80,7 +81,8 @@ def _dress_one(
     fd, target = open_directory(places.open(directory.landing))
     try:
         if kept.anything():
-            dress(target, sources.open(directory.components, directory.links), directory.seen, kept, notes)
+            source = sources.open_listed(directory.components, directory.links, directory.identity)
+            dress(target, source, directory.seen, kept, notes)
         if not (existed or kept.mode):
             _narrow(target, directory.made & (0o700 if kept.default_mode else directory.seen.st_mode))
     finally:

@@ -83,7 +83,7 @@ class Facts:
 
 
 class Learned(NamedTuple):
-    """What a worker has learned of devices, for the parent, and its notes: see ``copyfile.Facts``."""
+    """What a worker has learned of devices, for the parent, and its notes: see ``Facts``."""
 
     refused: Dict[Tuple[str, int], str]
     direct: Set[str]

@@ -19,7 +19,6 @@ from mlperf_common.fileio.facts import Options
 from mlperf_common.fileio.metadata import Kept
 from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.report import Events, Summary
-from mlperf_common.fileio.stopping import Interrupted
 from mlperf_common.fileio.words import quote, reason_of
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
     started = time.monotonic()
     console = _Console(args)
     roots = Roots(pool)
-    try:
+    with console.watch(roots, "what is there so far is whole"):
         plan = _plan(args, sources, destination, PoolLister(pool, roots))
         console.tell(plan)
         if args.manifest is not None:
@@ -257,12 +256,6 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
         transfer.copy(plan, pool, roots, options, console, summary, recorder)
         if args.manifest is not None and summary.is_complete():
             _write_manifest(args, plan, recorder, (pool, roots), console, summary)
-    except Interrupted as exc:
-        console.interrupted(exc, "what is there so far is whole")
-        raise
-    finally:
-        console.clear()
-        roots.close()
     console.conclude(plan, summary, time.monotonic() - started)
     return 0 if summary.is_complete() else 1
 
@@ -306,10 +299,16 @@ def _write_manifest(
 ) -> None:
     """What -u left alone is read for it; then the manifest gets its name. What goes wrong makes the run fail."""
     from mlperf_common.fileio import checksum, copymanifest
+    from mlperf_common.fileio.digest import DigestRefused
+    from mlperf_common.fileio.workers import AllWorkersDied
 
     pool, roots = where
     rest = copymanifest.Rest(plan, recorder)
-    checksum.hash_files(rest, pool, roots, rest, checksum.HashSummary())
+    try:
+        checksum.hash_files(rest, pool, roots, rest, checksum.HashSummary())
+    except (AllWorkersDied, DigestRefused) as exc:
+        summary.problems += 1
+        return console.problem(str(exc))
     for path, reason in rest.failures:
         summary.problems += 1
         console.problem("cannot hash %s for the manifest: %s" % (quote(path), reason))

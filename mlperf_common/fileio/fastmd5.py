@@ -16,7 +16,6 @@ from mlperf_common import __version__
 from mlperf_common.fileio import command, direct_io, manifest, session
 from mlperf_common.fileio.hashplan import HashEvents
 from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
-from mlperf_common.fileio.stopping import Interrupted
 from mlperf_common.fileio.words import quote
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def _body(argv: Sequence[str]) -> int:
     operands = args.operands
     if args.directory is not None:
         operands = enter(args.directory, operands)
-    with session.open_pool(PROGRAM, args, hashtasks.FUNCTIONS, operands) as pool:
+    with session.open_pool(PROGRAM, args, hashtasks.FUNCTIONS, [operand or "." for operand in operands]) as pool:
         return _run(args, operands, pool)
 
 
@@ -155,12 +154,12 @@ def _relative(operand: str, directory: str) -> str:
     parts = [part for part in operand.split("/") if part not in ("", ".")]
     if not operand.startswith("/") and ".." not in parts:
         return "/".join(parts)
-    # By the kernel's own idea of the way: a ".." after a link leads elsewhere than the words say.
-    here, at = os.stat("."), os.path.realpath(operand)
-    above, names = os.path.split(operand.rstrip("/") or "/")
-    if os.path.samestat(os.stat(operand), here):
+    if os.path.exists(operand) and os.path.samefile(operand, "."):
         return ""
-    at = os.path.join(os.path.realpath(above or "."), names) if names not in ("", "..") else at
+    # By the kernel's own idea of the way: a ".." after a link leads elsewhere than the words say. The last name stays
+    # as it is, since it may be a link that is meant itself.
+    above, name = os.path.split(operand.rstrip("/"))
+    at = os.path.realpath(operand) if name in ("", "..") else os.path.join(os.path.realpath(above or "."), name)
     relative = os.path.relpath(at, os.path.realpath("."))
     if relative == ".." or relative.startswith("../"):
         raise OSError(errno.EINVAL, "is not below %s (-C)" % quote(directory), operand)
@@ -175,14 +174,8 @@ def _run(args: argparse.Namespace, operands: Sequence[str], pool: AnyPool) -> in
     console = _Console(args)
     roots = Roots(pool)
     summary = HashSummary()
-    try:
+    with console.watch(roots, "the list is not complete"):
         _hash(args, operands, pool, roots, console, summary)
-    except Interrupted as exc:
-        console.interrupted(exc, "the list is not complete")
-        raise
-    finally:
-        console.clear()
-        roots.close()
     command.stdout().flush()  # an error of it is the last line then
     console.conclude(summary, time.monotonic() - started)
     return 0 if summary.is_complete() else 1

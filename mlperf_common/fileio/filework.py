@@ -171,9 +171,7 @@ class FileWork:
         root = self._roots.get(directory.tree.source, False)
         chains.append(walk.open_chain(os.dup(root.fd), False))
         request = directory.request()
-        source = chains[1].open(request.components, request.links)
-        if not walk.identity_of(os.fstat(source)).is_same(directory.identity):
-            raise FileChanged("another directory has taken its place since it was listed")
+        source = chains[1].open_listed(request.components, request.links, directory.identity)
         return chains[0].open(directory.landing()), source
 
     def _extent_task(self, large: LargeFile) -> Task:
@@ -184,7 +182,7 @@ class FileWork:
             reread = Reread(self._options, (large.digests[start],))
             return Task("reread", reread, large.descriptors(), large)
         if large.comparing:
-            return Task("compare", Comparison(start, end, size), large.descriptors(), large)
+            return Task("compare", Comparison(start, end, size, large.devices()), large.descriptors(), large)
         extent = Extent(self._options, start, end, size, *large.devices(), first=not large.moved)
         return Task("extent", extent, large.descriptors(), large)
 
@@ -297,7 +295,7 @@ class FileWork:
     def _on_batch(self, directory: Optional[Directory], files: Sequence[PlannedFile], result: Any) -> None:
         if isinstance(result, Failure):
             self._events.trace(result.trace)
-            self._remove_temporaries(directory, [file.entry.name for file in files], result)
+            self.remove_temporaries(directory, [file.entry.name for file in files], result)
             self._fail_batch(directory, files, _words(result), result.errno)
             return
         outcome: BatchResult = result
@@ -320,7 +318,7 @@ class FileWork:
     def _on_links(self, links: _Links, result: Any) -> None:
         if isinstance(result, Failure):
             self._events.trace(result.trace)
-            self._remove_temporaries(links.directory, [name for _, name, _ in links.names], result)
+            self.remove_temporaries(links.directory, [name for _, name, _ in links.names], result)
             self._fail_links(links, range(len(links.names)), _words(result), result.errno)
             return
         outcome: LinkResult = result
@@ -406,7 +404,7 @@ class FileWork:
 
     # ---- cleaning up
 
-    def _remove_temporaries(
+    def remove_temporaries(
         self, directory: Optional[Directory], names: Sequence[str], failure: Failure
     ) -> None:
         """The named temporaries of a worker that died: their names follow from the files and the worker."""

@@ -174,16 +174,9 @@ class _FullTree:
     def _links(
         self, directory: walk.Directory, request: walk.Request, prefix: str
     ) -> Iterator[Tuple[bytes, Source]]:
-        if not directory.links:
-            return
-        chain = walk.open_chain(walk.open_root(request.root, False), False)
-        try:
-            place = chain.open(request.components, request.links)
-            for link in directory.links:
-                path = prefix + link.name
-                yield os.fsencode(path), self._fixed(path, link_outcome(link.name, place))
-        finally:
-            chain.close()
+        names = [link.name for link in directory.links]
+        for name, outcome in zip(names, link_outcomes(names, request)):
+            yield os.fsencode(prefix + name), self._fixed(prefix + name, outcome)
 
     def _fixed(self, path: str, outcome: Outcome) -> Source:
         return Source(self._shown(path), None, None, (), "", 0, outcome)
@@ -198,6 +191,17 @@ def link_outcome(name: str, directory: Optional[int]) -> Outcome:
         return [link_chunk(os.readlink(name, dir_fd=directory))]
     except OSError as exc:
         return unread(exc)
+
+
+def link_outcomes(names: Sequence[str], request: walk.Request) -> List[Outcome]:
+    """The same of links in a directory that the walk listed."""
+    if not names:
+        return []
+    try:
+        with walk.opened(request) as place:
+            return [link_outcome(name, place) for name in names]
+    except OSError as exc:
+        return [unread(exc)] * len(names)
 
 
 class _Loose:

@@ -12,6 +12,8 @@ that was listed.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
@@ -121,13 +123,23 @@ def check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
             raise Changed(f"changed while it was being read: its {name} has moved")
 
 
-def open_file(name: str, directory: Optional[int], follow: bool) -> int:
-    """Open a file for reading, its access time left alone where that is allowed (open(2): to its owner, and root)."""
-    flags = OPEN_FLAGS | (0 if follow else os.O_NOFOLLOW)
+def open_file(name: str, directory: Optional[int], follow: bool) -> Tuple[int, os.stat_result]:
+    """Open a regular file for reading; its descriptor and fstat. Raises OSError, Unusable.
+
+    Its access time is left alone where that is allowed, to its owner and to root (fcntl(2)). Asked for with open(2), a
+    file of somebody else would have to be opened twice, which on a shared filesystem is the cost.
+    """
+    fd = os.open(name, OPEN_FLAGS | (0 if follow else os.O_NOFOLLOW), dir_fd=directory)
     try:
-        return os.open(name, flags | os.O_NOATIME, dir_fd=directory)
-    except PermissionError:
-        return os.open(name, flags, dir_fd=directory)
+        st = os.fstat(fd)
+        check_regular(st)
+        if os.geteuid() in (0, st.st_uid):
+            with contextlib.suppress(OSError):  # root of a container is not root of every file
+                fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK | os.O_NOATIME)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, st
 
 
 def hash_file(worker: Worker, name: str, directory: Optional[int], chunk_size: int, follow: bool) -> Outcome:
@@ -136,10 +148,8 @@ def hash_file(worker: Worker, name: str, directory: Optional[int], chunk_size: i
     Raises nothing but Interrupted: what goes wrong is ``Unread``.
     """
     try:
-        fd = open_file(name, directory, follow)
+        fd, before = open_file(name, directory, follow)
         try:
-            before = os.fstat(fd)
-            check_regular(before)
             if before.st_size > chunk_size:
                 return TooLarge(before.st_size)
             return _hash_open_file(worker, fd, before, chunk_size)

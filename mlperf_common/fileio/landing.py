@@ -48,6 +48,7 @@ from mlperf_common.fileio.walk import (
     breadth_first,
     open_chain,
     open_root,
+    opened,
 )
 
 
@@ -130,7 +131,8 @@ class DestinationCheck:
             self._place.close()
 
     def _run(self, list_directories: ListDirectories) -> None:
-        if any(file.standing is not None for file in self._loose):
+        replacing = self._wishes.force or self._wishes.update
+        if replacing and any(file.standing is not None for file in self._loose):
             listing = list_directories([Request(self._base.path, (), (), True)])[0]
             if isinstance(listing, DestinationListing):
                 self.traces.look((), listing.names.split(b"\0"))
@@ -221,12 +223,8 @@ class DestinationCheck:
         """``call`` on a source's entry, whose path may be longer than the kernel takes."""
         if directory is None:
             return call(source)
-        request = directory.request()
-        chain = open_chain(open_root(request.root, False), False)
-        try:
-            return call(name, dir_fd=chain.open(request.components, request.links))
-        finally:
-            chain.close()
+        with opened(directory.request()) as place:
+            return call(name, dir_fd=place)
 
     def _compare(self, directory: Directory, listing: DestinationListing) -> List[Directory]:
         shown = self._shown(directory)

@@ -13,7 +13,7 @@ import os
 import stat
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from mlperf_common.fileio import copyfile, digest, listing, walk
+from mlperf_common.fileio import copyfile, digest, listing
 from mlperf_common.fileio.copyfile import FileChanged, Making, NameCollision
 from mlperf_common.fileio.facts import FATAL, Failed, Learned, Options, facts_of, learned, reason_of
 from mlperf_common.fileio.manifest import Chunk
@@ -71,7 +71,7 @@ class TwinResult(NamedTuple):
 def make_links(worker: Worker, batch: LinkBatch, fds: Sequence[int]) -> LinkResult:
     """Copy the links of a batch; after a fatal error the rest is not tried."""
     facts = facts_of(worker, batch.options)
-    source = None if batch.components is None else _source_directory(worker, batch, fds[0])
+    source = listing.source_directory(worker, batch.source_key, batch.components, batch.links, batch.identity, fds[0])
     place = listing.kept_chain(worker, batch.base_key, True, fds[-1]).open(batch.landing)
     making = Making(place, os.fstat(place).st_dev, batch.options, facts)
     depth = len(batch.components or ())
@@ -93,13 +93,6 @@ def make_links(worker: Worker, batch: LinkBatch, fds: Sequence[int]) -> LinkResu
             if number in FATAL:
                 break
     return LinkResult(made, outside, chunks, failures, tried, learned(facts))
-
-
-def _source_directory(worker: Worker, batch: LinkBatch, root_fd: int) -> int:
-    fd = listing.kept_chain(worker, batch.source_key, False, root_fd).open(batch.components or (), batch.links)
-    if not walk.identity_of(os.fstat(fd)).is_same(batch.identity):
-        raise FileChanged("another directory has taken its place since it was listed")
-    return fd
 
 
 def leads_out(target: str, depth: int) -> bool:

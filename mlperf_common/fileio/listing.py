@@ -71,6 +71,23 @@ def kept_chain(worker: Worker, key: int, destination: bool, root_fd: int) -> Dir
     return chain
 
 
+def source_directory(
+    worker: Worker,
+    key: int,
+    components: Optional[Sequence[str]],
+    links: Sequence[int],
+    identity: walk.Identity,
+    root_fd: int,
+) -> Optional[int]:
+    """The directory below an operand that the walk listed: a link on the way may lead elsewhere now (OSError).
+
+    None for operands, whose names are paths.
+    """
+    if components is None:
+        return None
+    return kept_chain(worker, key, False, root_fd).open_listed(components, links, identity)
+
+
 class _KeptChain(NamedTuple):
     """A chain, and the key of the operand that it hangs on."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING, BinaryIO, Dict, Iterator, Set
 
 from mlperf_common.fileio import checking, command, hashtasks, manifest, session
@@ -17,7 +16,6 @@ from mlperf_common.fileio.hashplan import Found, HashEvents, Wanted, find
 from mlperf_common.fileio.listing import PoolLister, Roots
 from mlperf_common.fileio.manifest import ManifestError
 from mlperf_common.fileio.progress import counted
-from mlperf_common.fileio.stopping import Interrupted
 from mlperf_common.fileio.words import quote
 from mlperf_common.fileio.workers import AllWorkersDied
 
@@ -36,33 +34,30 @@ def run(args: argparse.Namespace) -> int:
         os.chdir(args.directory)
     # A directory makes a pool of workers: how much there is to check is not known.
     with session.open_pool(PROGRAM, args, hashtasks.FUNCTIONS, ["."]) as pool:
-        check = _Check(args, pool)
-        try:
+        roots = Roots(pool)
+        check = _Check(args, pool, roots)
+        with check.console.watch(roots, "the check is not complete"):
             for name, stream in streams:
                 check.manifest(name, stream)
             if args.extra:
                 check.extra()
-        except Interrupted as exc:
-            check.console.interrupted(exc, "the check is not complete")
-            raise
-        finally:
-            check.close()
         return check.conclude()
 
 
 def _open(name: str) -> BinaryIO:
-    return sys.stdin.buffer if name == "-" else open(name, "rb")
+    # Descriptor 0 and not sys.stdin, which is None where that was closed.
+    return open(0, "rb", closefd=False) if name == "-" else open(name, "rb")
 
 
 class _Check:
     """One run: counts verdicts over all manifests, and prints."""
 
-    def __init__(self, args: argparse.Namespace, pool: AnyPool) -> None:
+    def __init__(self, args: argparse.Namespace, pool: AnyPool, roots: Roots) -> None:
         quiet = args.quiet or args.status
         self.console = session.Console(PROGRAM, quiet, "none" if quiet else "auto", "checking")
         self._args = args
         self._pool = pool
-        self._roots = Roots(pool)
+        self._roots = roots
         self._counts: Dict[str, int] = dict.fromkeys((OK, DIFFERS, MISSING, UNREADABLE, CHANGED, EXTRA), 0)
         self._ignored = self._malformed = self._troubles = 0
         self._named: Set[str] = set()
@@ -134,11 +129,6 @@ class _Check:
             if unnamed:
                 self._counts[EXTRA] += 1
                 self._print(source.shown, "EXTRA")
-
-    def close(self) -> None:
-        """Close what is open."""
-        self.console.clear()
-        self._roots.close()
 
     def conclude(self) -> int:
         """The last lines, and the exit status."""

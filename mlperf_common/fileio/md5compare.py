@@ -14,7 +14,6 @@ from mlperf_common.fileio.comparing import EXTRA, KIND, MISSING, SIZE, Counts, R
 from mlperf_common.fileio.listing import PoolLister, Roots
 from mlperf_common.fileio.pairtasks import CONTENT, METADATA, TARGET, TROUBLE
 from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
-from mlperf_common.fileio.stopping import Interrupted
 from mlperf_common.fileio.words import quote
 from mlperf_common.fileio.workers import AllWorkersDied
 
@@ -43,17 +42,12 @@ def run(args: argparse.Namespace) -> int:
         source, destination = args.operands
         request = Request(source, destination, args.follow, args.metadata, args.skip_special)
         console.follow(pool, lambda: (None, counts.files, None))
-        try:
-            comparing.compare(request, pool, roots, PoolLister(pool, roots), console, counts)
-        except AllWorkersDied as exc:
-            console.problem(str(exc))
-            counts.problems += 1
-        except Interrupted as exc:
-            console.interrupted(exc, "the comparison is not complete")
-            raise
-        finally:
-            console.clear()
-            roots.close()
+        with console.watch(roots, "the comparison is not complete"):
+            try:
+                comparing.compare(request, pool, roots, PoolLister(pool, roots), console, counts)
+            except AllWorkersDied as exc:
+                console.problem(str(exc))
+                counts.problems += 1
     command.stdout().flush()
     console.conclude(counts, time.monotonic() - started)
     return 0 if counts.is_identical() else 1

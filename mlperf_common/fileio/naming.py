@@ -88,6 +88,7 @@ class Twins:
         twins: List[Tuple[Twin, Twin]] = task.context
         if isinstance(result, Failure):
             for twin, _ in twins:
+                self._files.remove_temporaries(twin.directory, [twin.name], result)
                 self._fail(twin, result.reason, result.errno)
             return
         outcome: TwinResult = result

@@ -91,11 +91,11 @@ def _directory(worker: Worker, side: Side, destination: bool, root_fd: int) -> i
 def _compare(worker: Worker, places: _Places, pair: Pair, batch: PairBatch) -> List[Finding]:
     if pair.is_link:
         return _compare_links(places, pair, batch.metadata)
-    ours = hashtasks.open_file(pair.ours, places.ours, batch.follow)
+    ours, one = hashtasks.open_file(pair.ours, places.ours, batch.follow)
     try:
-        theirs = hashtasks.open_file(pair.theirs, places.theirs, batch.follow)
+        theirs, other = hashtasks.open_file(pair.theirs, places.theirs, batch.follow)
         try:
-            return _compare_files(worker, (ours, theirs), pair, batch.metadata)
+            return _compare_files(worker, (ours, theirs), (one, other), pair, batch.metadata)
         finally:
             os.close(theirs)
     finally:
@@ -114,10 +114,13 @@ def _compare_links(places: _Places, pair: Pair, metadata: bool) -> List[Finding]
     return found
 
 
-def _compare_files(worker: Worker, fds: Tuple[int, int], pair: Pair, metadata: bool) -> List[Finding]:
-    before = tuple(os.fstat(fd) for fd in fds)
-    for st in before:
-        hashtasks.check_regular(st)
+def _compare_files(
+    worker: Worker,
+    fds: Tuple[int, int],
+    before: Tuple[os.stat_result, os.stat_result],
+    pair: Pair,
+    metadata: bool,
+) -> List[Finding]:
     found: List[Finding] = []
     if metadata:
         found.extend((METADATA, text) for text in metadata_differences(_seen(before[0]), _seen(before[1])))

@@ -23,7 +23,7 @@ from mlperf_common.fileio.stopping import Interrupted, StopFlag
 from mlperf_common.fileio.words import quote
 
 if TYPE_CHECKING:
-    from mlperf_common.fileio.listing import AnyPool
+    from mlperf_common.fileio.listing import AnyPool, Roots
 
 DEFAULT_BUFFER = 8 << 20  # bytes
 
@@ -148,10 +148,15 @@ class Console:
     def _count(self, moved: int) -> None:
         self._moved += moved
 
-    def interrupted(self, exc: Interrupted, rest: str) -> None:
-        """The last line of a run that a signal has ended."""
-        self.say("stopped by %s; %s" % (signal.Signals(exc.signum).name, rest))
-
-    def clear(self) -> None:
-        """Take the progress line away."""
-        self._progress.clear()
+    @contextmanager
+    def watch(self, roots: Roots, rest: str) -> Iterator[None]:
+        """The work of a run: at its end the progress line goes and ``roots`` are closed; a signal is told, with what
+        that means (``rest``)."""
+        try:
+            yield
+        except Interrupted as exc:
+            self.say("stopped by %s; %s" % (signal.Signals(exc.signum).name, rest))
+            raise
+        finally:
+            self._progress.clear()
+            roots.close()

@@ -14,6 +14,7 @@ Not promised: that the tree stays as it was seen.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -166,6 +167,13 @@ class DirectoryChain:
             self._forget(depth - OPEN_AT_MOST)
         return self._fds[depth]
 
+    def open_listed(self, components: Sequence[str], links: Sequence[int], identity: Identity) -> int:
+        """The same of a directory that was listed: another that has taken its place is an OSError (ESTALE)."""
+        fd = self.open(components, links)
+        if not identity_of(os.fstat(fd)).is_same(identity):
+            raise OSError(errno.ESTALE, "another directory has taken its place since it was listed")
+        return fd
+
     def _resume(self, components: Sequence[str]) -> int:
         """Go back to the deepest open ancestor of ``components``; its depth."""
         depth = 0
@@ -199,6 +207,16 @@ def open_root(path: str, destination: bool) -> int:
 def open_chain(root_fd: int, destination: bool) -> DirectoryChain:
     """A chain from ``root_fd``: in a destination O_PATH, since that need not be readable (open(2))."""
     return DirectoryChain(root_fd, os.O_PATH if destination else os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def opened(request: Request) -> Iterator[int]:
+    """A directory's descriptor for the time of a with block; where many are opened, a chain is kept. Raises OSError."""
+    chain = open_chain(open_root(request.root, request.destination), request.destination)
+    try:
+        yield chain.open(request.components, request.links)
+    finally:
+        chain.close()
 
 
 def list_directory(chain: DirectoryChain, request: Request) -> Union[Listing, DestinationListing]:
@@ -517,6 +535,7 @@ class Directory:
         self.names = b"\0".join(os.fsencode(entry.name) for entry in kept)
         self.stats = array("Q", (number for entry in kept for number in entry[1:]))
         self.links = tuple(link for link in self.links if os.fsencode(link.name) not in names)
+        self.allocated = min(self.allocated, sum(self.sizes()))  # how much of it was theirs is not known
 
     def files(self) -> Iterator[FileEntry]:
         """Its files in byte order of their names."""
