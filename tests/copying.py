@@ -73,6 +73,7 @@ def copy(
     buffer_size: int = 2 * MIB,
     between: Optional[Callable[[], Any]] = None,
     on_moved: Optional[Callable[[int], None]] = None,
+    follow: str = copyplan.FOLLOW_ALL,
 ) -> Outcome:
     """Plan the copy and carry it out; `between` runs in between, `on_moved` at each report of bytes moved."""
     said = Said()
@@ -81,7 +82,7 @@ def copy(
     try:
         names = [sources] if isinstance(sources, str) else list(sources)
         plan = copyplan.plan_copy_operations(
-            names, destination, force=force, list_directories=listing.PoolLister(pool, roots)
+            names, destination, force=force, list_directories=listing.PoolLister(pool, roots), follow=follow
         )
         if between:
             between()

@@ -219,12 +219,48 @@ class FoldingCase(TestCase):
 
 @slow
 @needs_root
+class Quota(TestCase):
+    """A quota that the kernel enforces, on btrfs: those of ext4, xfs and tmpfs are not in every kernel."""
+
+    def limit(self, place: str, size: str) -> None:
+        subprocess.run(["btrfs", "-q", "qgroup", "limit", size, place], check=True)
+
+    @contextlib.contextmanager
+    def place(self, size: str) -> Iterator[str]:
+        with filesystem(self, "btrfs") as root:
+            place = os.path.join(root, "limited")
+            for command in (["quota", "enable", root], ["subvolume", "create", place]):
+                if subprocess.run(["btrfs", "-q", *command], check=False, stderr=subprocess.DEVNULL).returncode:
+                    self.skipTest("no quota on btrfs here")
+            self.limit(place, size)
+            yield place
+
+    def test_it_ends_the_job_and_what_is_there_is_whole(self) -> None:
+        small = {f"f{index:02}": Random(MIB, seed=index) for index in range(30)}
+        for name, tree in (("small", small), ("large", {**small, "large": Random(70 * MIB, seed=1)})):
+            source = self.make(name, tree)
+            with self.subTest(name), self.place("16M") as place:
+                copy = os.path.join(place, "copy")
+                done = run_tool("fastcp", "-r", source, copy, expect=1)
+                self.assertIn("Disk quota exceeded", done.stderr)
+                self.assertRegex(done.stderr, r"stopped early: .*\n.*FAILED: \d+ of 3[01] files not copied")
+                self.assertLess(done.stderr.count("\n"), 100)
+                for found in os.listdir(copy):
+                    self.assert_same_tree(os.path.join(copy, found), os.path.join(source, found))
+                self.assert_no_leftovers(place)
+                self.limit(place, "none")
+                run_tool("fastcp", "-ruT", source, copy, expect=0)
+                self.assert_same_tree(copy, source)
+
+
+@slow
+@needs_root
 class Shapes(TestCase):
     def test_a_directory_of_very_many_entries(self) -> None:
-        with support.mounted("tmpfs", size=400 * MIB, options="nr_inodes=500000") as place:
+        with support.mounted("tmpfs", size=800 * MIB, options="nr_inodes=900000") as place:
             many = os.path.join(place, "many")
             os.mkdir(many)
-            for index in range(100_000):
+            for index in range(200_000):
                 os.close(os.open(f"{many}/{index:06}", os.O_CREAT | os.O_WRONLY))
             run_tool("fastcp", "-rq", many, os.path.join(place, "copy"), expect=0, timeout=120)
             self.assertEqual(sorted(os.listdir(many)), sorted(os.listdir(os.path.join(place, "copy"))))

@@ -329,6 +329,28 @@ KEPT = [
 class HardLinks(Case):
     """--preserve=links: names of one file are names of one file again."""
 
+    def test_a_copy_that_splits_them_says_so(self) -> None:
+        self.make("s", {"a": b"a", "d": {}, "single": b"s", "l": Link("a")})
+        os.link(self.path("s/a"), self.path("s/d/b"))
+        os.link(self.path("s/single"), self.path("elsewhere"))
+        says = "hard links copied as files of their own: "
+        for words, count in (
+            ("-r s new", "4"),  # the link is a, too
+            ("-rP s new", "3"),
+            ("s/a s/single s/d/b E", "3"),
+            ("-ru s/. old", "1"),
+            ("-a s new", ""),
+            ("-r --preserve=links s new", ""),
+        ):
+            with self.subTest(words=words):
+                for name in ("new", "E", "old"):
+                    support.remove_tree(self.path(name))
+                self.make("E", {})
+                self.make("old", {"a": b"a", "d": {"b": b"b"}, "l": b"a"})
+                done = run_fastcp(*words.split(), cwd=self.tmp)
+                self.assertEqual(done.returncode, 0, done)
+                self.assertEqual(last_line(done).partition(says)[2], count)
+
     def copy(self, *words: str, expect: int = 0) -> support.Result:
         return support.run_tool("fastcp", *words, cwd=self.tmp, expect=expect)
 

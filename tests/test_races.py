@@ -13,10 +13,13 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Callable, Iterator, List, Set
+from typing import Callable, Iterator, List, Set, Tuple
 
+import copying
 import support
-from support import Fifo, Random, TestCase, make_tree, run_tool, slow
+from support import Fifo, Link, Random, TestCase, make_tree, run_tool, slow
+
+from mlperf_common.fileio import copyplan
 
 MIB = 1 << 20
 SECRET = b"what nobody below SOURCE may see"
@@ -115,6 +118,69 @@ class Together(TestCase):
                 run_tool("fastcp", "-rfT", source, self.path("copy"), expect=0)
         self.assertTrue(seen)
         self.assertEqual(seen - whole, set())
+
+
+class Swapped(TestCase):
+    """Entries that are something else when the copy comes to them than when they were listed."""
+
+    def move_away(self, path: str) -> None:
+        """The same inode stands behind the name, but through a link that leads out of the tree."""
+        moved = os.path.join(self.place, "moved")
+        os.rename(path, moved)
+        os.symlink(moved, path)
+
+    def put(self, kind: object) -> Callable[[str], None]:
+        """Something else takes the name."""
+
+        def act(path: str) -> None:
+            os.rename(path, os.path.join(self.place, "old"))
+            make_tree(path, kind)
+
+        return act
+
+    def swaps(self) -> List[Tuple[str, str, Callable[[str], None]]]:
+        """Which name is swapped, which links are followed, and how."""
+        everything, nothing = copyplan.FOLLOW_ALL, copyplan.FOLLOW_NONE
+        return [
+            ("source/m/x", nothing, self.move_away),
+            ("source/m", nothing, self.move_away),
+            ("source/m", everything, self.move_away),
+            ("source/m/x", nothing, self.put(Link("../../outside/x"))),
+            ("source/m/x", everything, self.put(Link("../../outside/x"))),
+            ("source/m", everything, self.put(Link("../outside"))),
+            ("source/m/x", everything, self.put(Fifo())),
+            ("source/m/x", everything, self.put({"in": b"side"})),
+            ("source/m", everything, self.put({"x": SECRET})),
+            ("copy/source/m", everything, self.move_away),
+            ("copy/source/m", everything, self.put(Link("../../outside"))),
+            ("copy/source/m", everything, self.put(Fifo())),
+            ("copy/source", everything, self.put(Link("../outside"))),
+        ]
+
+    def check(self, path: str, follow: str, act: Callable[[str], None]) -> None:
+        deep = {"y": {"y": {}}}  # looked at last, so that no directory in question is still open from the walk
+        tree = {"source": {"m": {"x": b"x"}}, "last": deep, "copy": {"source": {"m": {}}, "last": deep}}
+        make_tree(self.place, {**tree, "outside": {"x": SECRET}})
+        _, said = copying.copy(
+            [os.path.join(self.place, name) for name in ("source", "last")],
+            os.path.join(self.place, "copy"),
+            follow=follow,
+            between=lambda: act(os.path.join(self.place, path)),
+        )
+        self.assertTrue(said.failures or said.lines)
+        self.assert_same_tree(os.path.join(self.place, "outside"), {"x": SECRET})
+        moved = os.path.join(self.place, "moved")
+        if path.startswith("source"):
+            self.assert_same_tree(os.path.join(self.place, "copy"), tree["copy"])
+        elif os.path.exists(moved):
+            self.assert_same_tree(moved, {})
+
+    def test_between_the_walk_and_the_copy(self) -> None:
+        for number in range(len(self.swaps())):
+            self.place = self.path(f"{number}")
+            path, follow, act = self.swaps()[number]
+            with self.subTest(path=path, follow=follow, number=number):
+                self.check(path, follow, act)
 
 
 class Hostile(TestCase):

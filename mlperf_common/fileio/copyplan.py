@@ -219,6 +219,11 @@ class CopyPlan(NamedTuple):
         trees = sum(directory.allocated for directory in breadth_first(self.trees))
         return trees + sum(file.allocated for file in self.loose)
 
+    def shared(self) -> int:
+        """How many of its files have other names (hard links), in the trees or elsewhere."""
+        trees = sum(directory.shared for directory in breadth_first(self.trees))
+        return trees + sum(file.nlink > 1 and not file.is_link for file in self.loose)
+
 
 class OnDemand(Sequence[Any]):
     """A sequence that makes its items each time it is read, so that a plan of millions stays small.

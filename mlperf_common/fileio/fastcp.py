@@ -398,5 +398,6 @@ def _besides(summary: Summary) -> List[str]:
         (summary.same, "%d skipped, compared and the same"),
         (summary.left_behind, "temporary files of other runs: %d"),
         (summary.outside, "links that lead out of the tree: %d"),
+        (summary.split, "hard links copied as files of their own: %d"),
     )
     return [text % number if "%" in text else text for number, text in counts if number]

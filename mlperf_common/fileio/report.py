@@ -39,6 +39,7 @@ class Summary:
         self.links = 0
         self.outside = 0  # of the links, those that lead out of the tree
         self.unchanged = 0  # files that -u left as they are, their bytes not compared
+        self.split = 0  # files with several names, each name copied as a file of its own
         self.same = 0  # files that stood there with the same bytes
         self.cloned = False
         self.from_cache = False  # some of what was verified came from the page cache

@@ -45,6 +45,7 @@ def copy(
     """
     summary = Summary() if summary is None else summary
     summary.unchanged = plan.unchanged
+    summary.split = 0 if options.kept.links else plan.shared()
     summary.never_direct = options.direct == NEVER
     directories = Directories(plan, pool, roots, options, summary, events)
     files = FileWork(plan, roots, options, summary, events, recorder or Recorder(False))

@@ -101,7 +101,8 @@ class Listing(NamedTuple):
     """What a source directory holds, compactly; ``problems`` are (name, reason), the name "" being itself.
 
     ``names`` is the files' names in byte order, joined by NUL; ``stats`` four 64-bit numbers of each file; ``twins``
-    the positions of those that may have another name; ``allocated`` the bytes that all of them occupy.
+    the positions of those that may have another name, ``shared`` how many have one; ``allocated`` the bytes that all
+    of them occupy.
     ``digest`` of all names is there when the directory is young (``YOUNG_NS``) or it was asked for.
     """
 
@@ -118,6 +119,7 @@ class Listing(NamedTuple):
     links: Tuple[LinkEntry, ...] = ()
     twins: Tuple[int, ...] = ()
     allocated: int = 0
+    shared: int = 0
 
 
 class DestinationListing(NamedTuple):
@@ -252,6 +254,7 @@ def _list_source(fd: int, look: Look) -> Listing:
         tuple(sorted(found.links, key=lambda link: os.fsencode(link.name))),
         found.twins(),
         sum(seen.st_blocks for _, seen in found.files) * 512,
+        sum(seen.st_nlink > 1 for _, seen in found.files),
     )
 
 
@@ -449,6 +452,7 @@ class Directory:
         "links",
         "twins",
         "allocated",
+        "shared",
         "compare",
         "left",
     )
@@ -472,6 +476,7 @@ class Directory:
         self.links: Tuple[LinkEntry, ...] = ()
         self.twins: Tuple[int, ...] = ()
         self.allocated = 0
+        self.shared = 0
         self.compare: AbstractSet[bytes] = frozenset()
         self.left: AbstractSet[bytes] = frozenset()
 
@@ -482,7 +487,7 @@ class Directory:
         self.stats = array("Q")
         self.stats.frombytes(listing.stats)
         self.owner, self.atime_ns, self.allocated = listing.owner, listing.atime_ns, listing.allocated
-        self.links, self.twins = listing.links, listing.twins
+        self.links, self.twins, self.shared = listing.links, listing.twins, listing.shared
         self.children = [Directory(self.tree, self, name, followed) for name, followed in listing.directories]
 
     def lineage(self) -> List[Directory]:
@@ -536,6 +541,7 @@ class Directory:
         self.stats = array("Q", (number for entry in kept for number in entry[1:]))
         self.links = tuple(link for link in self.links if os.fsencode(link.name) not in names)
         self.allocated = min(self.allocated, sum(self.sizes()))  # how much of it was theirs is not known
+        self.shared = min(self.shared, self.count())
 
     def files(self) -> Iterator[FileEntry]:
         """Its files in byte order of their names."""
