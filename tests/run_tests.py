@@ -130,6 +130,14 @@ class Job:
             TESTS,
             os.path.splitext(self.name)[0],
         ]
+        environment = {
+            **os.environ,
+            "TMPDIR": self.scratch,
+            "FILEIO_TEST_REPORT": self.report,
+            # Hundreds of runs of a tool, and compiling takes 0.15 s of each; the checkout stays clean.
+            "PYTHONPYCACHEPREFIX": os.path.join(scratch, "bytecode"),
+        }
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 argv,
@@ -138,7 +146,7 @@ class Job:
                 stderr=log,
                 cwd=self.scratch,
                 start_new_session=True,
-                env={**os.environ, "TMPDIR": self.scratch, "FILEIO_TEST_REPORT": self.report},
+                env=environment,
             )
 
     def ended(self) -> bool:

@@ -369,20 +369,5 @@ class _Env(dict):  # type: ignore[type-arg]
         pass
 
 
-@slow
-class RealTrees(TestCase):
-    def test_trees_that_nobody_here_wrote(self) -> None:
-        library = os.path.dirname(os.__file__)
-        places: List[str] = [os.path.join(library, "encodings"), os.path.join(library, "unittest"), "/usr/share/doc"]
-        for index, place in enumerate(places):
-            with self.subTest(place):
-                name = f"copy{index}"
-                run_tool("fastcp", "-a", "--manifest", f"m{index}", place, name, cwd=self.tmp, expect=0, timeout=120)
-                run_tool("fastmd5", "--compare", "-P", "--metadata", place, name, cwd=self.tmp, expect=0, timeout=120)
-                run_tool("fastmd5", "-P", "-C", name, "-c", "--extra", "--quiet", f"m{index}", cwd=self.tmp, expect=0)
-                diff = subprocess.run(["diff", "-r", "--no-dereference", place, self.path(name)], check=False)
-                self.assertEqual(diff.returncode, 0)
-
-
 if __name__ == "__main__":
     support.main()

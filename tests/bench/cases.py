@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import Callable, Dict
+import statistics
+from typing import Callable, Dict, Sequence
 
 import contestants
 import machine
@@ -58,6 +59,63 @@ def md5(bench: Bench) -> Result:
     return bench.race(Race(title, "four", entered, ratios, bench.pairs, any_ratio=True, synced=False))
 
 
+def md5_warm(bench: Bench) -> Result:
+    """The same from memory, where only the CPUs limit it."""
+    limit = contestants.openssl(bench.data.size("four"))
+    entered = (contestants.fastmd5(bench.python), contestants.md5sum(), limit)
+    ratios = (Ratio("seconds", "md5sum", 0.55), Ratio("seconds", limit.name, 1.10))
+    return bench.race(Race("MD5 of 4 files of 1 GiB", "four", entered, ratios, bench.pairs, cold=False, synced=False))
+
+
+def md5_small(bench: Bench) -> Result:
+    """fastmd5 of 20,000 files of 1 to 64 KiB."""
+    entered = (contestants.fastmd5(bench.python), contestants.xargs_md5sum())
+    ratios = (Ratio("seconds", entered[1].name, 0.60),)
+    title = "MD5 of 20,000 files of 1 to 64 KiB in 200 directories"
+    return bench.race(Race(title, "small", entered, ratios, bench.pairs, synced=False))
+
+
+def manifest(bench: Bench) -> Result:
+    """fastcp --manifest of 4 files of 1 GiB against copying and hashing alone."""
+    plain, md5 = contestants.fastcp(bench.python), contestants.fastmd5(bench.python)
+    entered = (contestants.fastcp_manifest(bench.python), plain, md5)
+    result = bench.race(Race("4 files of 1 GiB with their manifest", "four", entered, (), bench.pairs))
+    slower = [max(pair) for pair in zip(result.seconds[plain.name], result.seconds[md5.name])]
+    return _against(result, "the slower of fastcp and fastmd5", slower, 1.15)
+
+
+def compare(bench: Bench) -> Result:
+    """fastmd5 --compare of two trees of 4 files of 1 GiB against twice one."""
+    one = contestants.fastmd5(bench.python)
+    entered = (contestants.fastmd5_compare(bench.python), one)
+    result = bench.race(Race("two trees of 4 files of 1 GiB", "four", entered, (), bench.pairs, synced=False))
+    return _against(result, "twice fastmd5 of one", [2 * seconds for seconds in result.seconds[one.name]], 1.10)
+
+
+def _against(result: Result, name: str, seconds: Sequence[float], wanted: float) -> Result:
+    """The result with the first contestant's time over ``seconds``, round by round, as a figure: the median."""
+    ours = result.seconds[next(iter(result.runs))]
+    middle = statistics.median(mine / other for mine, other in zip(ours, seconds))
+    return result._replace(figures=[Figure("seconds, over %s" % name, middle, "", wanted)])
+
+
+def entries(bench: Bench) -> Result:
+    """The memory of proofs of 1,000,000 files, beside that of a hundredth of them."""
+    figures = []
+    for name, wanted in (("million", 300.0), ("hundredth", None)):
+        source, copy, listing = bench.data.get(name), bench.fresh("twin"), bench.fresh("listing")
+        machine.run(["cp", "-al", source, copy])
+        tool = [bench.python, contestants.tool("fastmd5")]
+        count = sum(1 for _ in bench.data.files(name))
+        run = machine.run([*tool, "-q", "--compare", source, copy], sample=True)
+        figures.append(Figure("--compare of %d files" % count, run.pss / 1e6, "MB", wanted))
+        with open(listing, "wb") as stream:
+            stream.write(machine.run([*tool, "-q", "-C", source, "."]).output)
+        run = machine.run([*tool, "--status", "-C", copy, "-c", listing], sample=True)
+        figures.append(Figure("-c of %d files" % count, run.pss / 1e6, "MB"))
+    return Result("memory of a proof: sum of Pss of all processes, at its peak", "warm cache", figures=figures)
+
+
 def calls(bench: Bench) -> Result:
     """System calls per small file, of a whole run and all of its processes, by strace."""
     files = sum(1 for _ in bench.data.files("small"))
@@ -106,6 +164,11 @@ CASES: Dict[str, Callable[[Bench], Result]] = {
     "four": four_large,
     "one": one_large,
     "md5": md5,
+    "md5warm": md5_warm,
+    "md5small": md5_small,
+    "manifest": manifest,
+    "compare": compare,
+    "entries": entries,
     "memory": memory,
     "tiny": tiny,
     "small": small,

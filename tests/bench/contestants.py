@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from typing import Callable, List, NamedTuple, Optional
 
@@ -41,18 +42,47 @@ class Contestant(NamedTuple):
 
     def warm_up(self, source: str, destination: str) -> List[str]:
         """A command that brings the program into memory, given a tiny source."""
-        return [self.program, "--version"] if self.own_seconds else self.command(source, destination)
+        if self.own_seconds is None:
+            return self.command(source, destination)
+        return [self.program, "version" if self.program == "openssl" else "--version"]
+
+
+def tool(name: str) -> str:
+    """The path of one of our scripts."""
+    return os.path.join(CLIENT, name)
 
 
 def fastcp(python: str = sys.executable) -> Contestant:
     """Ours, at the defaults; by the interpreter itself, since a pyenv `python3` is a script of 40 ms or more."""
-    return Contestant("fastcp", python, lambda src, dst: [python, os.path.join(CLIENT, "fastcp"), "-r", src, dst])
+    return Contestant("fastcp", python, lambda src, dst: [python, tool("fastcp"), "-r", src, dst])
+
+
+def fastcp_manifest(python: str = sys.executable) -> Contestant:
+    """Ours, the manifest beside the copy."""
+    return Contestant(
+        "fastcp --manifest",
+        python,
+        lambda src, dst: [python, tool("fastcp"), "-r", "--manifest", dst + ".manifest", src, dst],
+    )
 
 
 def fastmd5(python: str = sys.executable) -> Contestant:
     """Ours, at the defaults."""
-    script = os.path.join(CLIENT, "fastmd5")
-    return Contestant("fastmd5", python, lambda src, dst: [python, script, "-q", src], copies=False)
+    return Contestant("fastmd5", python, lambda src, dst: [python, tool("fastmd5"), "-q", src], copies=False)
+
+
+def fastmd5_compare(python: str = sys.executable) -> Contestant:
+    """Ours, of the source and a copy that is made before."""
+
+    def copy(source: str, destination: str) -> None:
+        subprocess.run([python, tool("fastcp"), "-q", "-r", source, destination], check=True)
+
+    def command(source: str, destination: str) -> List[str]:
+        if not os.path.exists(destination):  # the warm-up's
+            copy(source, destination)
+        return [python, tool("fastmd5"), "-q", "--compare", source, destination]
+
+    return Contestant("fastmd5 --compare", python, command, copies=False, prepare=copy)
 
 
 def cp() -> Contestant:
@@ -71,6 +101,25 @@ def rsync() -> Contestant:
 def md5sum() -> Contestant:
     """GNU md5sum, one process for all files."""
     return Contestant("md5sum", "md5sum", lambda src, dst: ["md5sum", *files_of(src)], copies=False)
+
+
+def xargs_md5sum() -> Contestant:
+    """GNU md5sum of a whole tree, as one does it in a shell."""
+    script = 'find "$1" -type f -print0 | xargs -0 md5sum'
+    return Contestant("find | xargs md5sum", "md5sum", lambda src, dst: ["sh", "-c", script, "sh", src], copies=False)
+
+
+def openssl(size: int) -> Contestant:
+    """How long the CPUs take for the MD5 of ``size`` bytes in memory, by OpenSSL's own measurement."""
+    cpus = len(os.sched_getaffinity(0))
+    command = ["openssl", "speed", "-multi", str(cpus), "-seconds", "2", "-bytes", str(1 << 20), "-mr", "md5"]
+
+    def seconds(output: bytes) -> float:
+        # +F:number:md5:bytes a second
+        rates = [float(line.split(b":")[3]) for line in output.splitlines() if line.startswith(b"+F:")]
+        return size / sum(rates)
+
+    return Contestant("openssl speed", "openssl", lambda src, dst: command, copies=False, own_seconds=seconds)
 
 
 def nothing(python: str = sys.executable) -> Contestant:

@@ -21,6 +21,7 @@ LARGE = 1 << 30
 SMALL_FILES = 20_000
 SMALL_IN_ONE = 100  # small files in a directory: 200 directories
 SMALL_SIZES = (1 << 10, 64 << 10)  # bytes, both included, each size in between as likely
+MILLION = 1_000_000
 COMPLETE = "complete"  # the name of the file that says so
 
 
@@ -40,7 +41,7 @@ class Data:
         """The path of the set ``name``, a directory; made if it is not there.
 
         four: 4 large files. one: 1 file of the size of these 4. small: many files of 1 to 64 KiB. tiny: 1 file of
-        a few bytes.
+        a few bytes. million: 1,000,000 files of a byte. hundredth: 10,000 of these.
         """
         place = os.path.join(self.root, "%s-%g" % (name, self._scale))
         if not os.path.exists(os.path.join(place, COMPLETE)):
@@ -63,6 +64,8 @@ class Data:
             return iter([("huge", 4 * large)])
         if name == "tiny":
             return iter([("tiny", 10)])
+        if name in ("million", "hundredth"):
+            return self._entries(int((MILLION if name == "million" else MILLION // 100) * self._scale))
         return self._small()
 
     def _small(self) -> Iterator[Tuple[str, int]]:
@@ -70,6 +73,11 @@ class Data:
         for number in range(max(10, int(SMALL_FILES * self._scale))):
             where, which = divmod(number, SMALL_IN_ONE)
             yield "directory%03d/file%03d" % (where, which), chance.randint(*SMALL_SIZES)
+
+    def _entries(self, count: int) -> Iterator[Tuple[str, int]]:
+        for number in range(max(10, count)):
+            where, which = divmod(number, SMALL_IN_ONE)
+            yield "directory%05d/file%03d" % (where, which), 1
 
     def size(self, name: str) -> int:
         """How many bytes a set holds."""
