@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from typing import Any, List
+from typing import Any
 
 import support
 from support import Fifo, Link, Random, Sparse, TestCase, make_tree, needs_root, run_tool, slow
