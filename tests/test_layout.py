@@ -26,7 +26,8 @@ FLOORS = {
     "engine": (
         *("transfer", "checksum", "hashplan", "hashtasks", "checking", "comparing", "pairtasks"),
         *("directories", "naming", "leftovers", "filework", "recording", "digest", "copymanifest", "largefile"),
-        *("batches", "copytasks", "linktasks", "dressing"),
+        *("batches", "copytasks", "linktasks", "dressing", "workload"),
+        *("sharing", "sharedfile", "workcode", "claims", "dealing"),
         *("copyfile", "facts", "metadata", "listing", "workers"),
     ),
     "plan": ("copyplan", "landing", "refusals", "traces", "twins", "walk"),

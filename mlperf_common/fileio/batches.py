@@ -111,6 +111,10 @@ class Batches:
         self._at: Dict[int, Queue] = {}
         self._touched: List[Queue] = []
 
+    def add(self, queues: Sequence[Queue]) -> None:
+        """More queues, after those that there are."""
+        self._untouched.extend(queues)
+
     def next(self, worker: int, ahead: bool) -> Optional[Tuple[Queue, List[PlannedFile]]]:
         """The next batch for ``worker``, or None.
 

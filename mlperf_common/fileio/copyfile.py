@@ -26,7 +26,7 @@ from mlperf_common.fileio.facts import ALWAYS, AUTO, NEVER, Facts, Options
 from mlperf_common.fileio.manifest import Chunk
 from mlperf_common.fileio.metadata import ACCESS_ACL, Replaced, creation_mode, dress, read_acl
 from mlperf_common.fileio.traces import temporary_name
-from mlperf_common.fileio.walk import TIME_MASK, FileEntry
+from mlperf_common.fileio.walk import TIME_MASK, FileEntry, is_device
 from mlperf_common.fileio.words import kind_of
 from mlperf_common.fileio.workers import Worker
 
@@ -102,7 +102,7 @@ def check_planned(st: os.stat_result, entry: FileEntry, ignore_times: bool = Fal
     """Raise FileChanged unless ``st`` is the file, size and time that the plan saw."""
     if not stat.S_ISREG(st.st_mode):
         raise FileChanged("changed since it was listed: it is a %s now" % kind_of(st.st_mode))
-    if (st.st_dev, st.st_ino) != (entry.dev, entry.ino):
+    if st.st_ino != entry.ino or not is_device(st.st_dev, entry.dev):
         raise FileChanged("changed since it was listed: another file has taken its name")
     if st.st_size != entry.size:
         raise FileChanged("changed since it was listed: size was %d, is %d" % (entry.size, st.st_size))
@@ -237,7 +237,7 @@ def create(making: Making, name: str, mode: int, size: int, replaces: bool, item
 def _create_nameless(making: Making, name: str, mode: int, direct: bool) -> Optional[NewFile]:
     facts = making.facts
     try:
-        fd = _open_new(making, ".", os.O_TMPFILE | _access(making), mode, direct)
+        fd = open_new(making, ".", os.O_TMPFILE | _access(making), mode, direct)
     except OSError as exc:
         if exc.errno not in _NO_NAMELESS:
             raise
@@ -257,7 +257,7 @@ def _create_named(making: Making, name: str, mode: int, direct: bool, item: str)
     for attempt in range(100):
         temporary = temporary_name(name, making.facts.suffix + item + ("%d" % attempt if attempt else ""))
         try:
-            fd = _open_new(making, temporary, flags, mode, direct)
+            fd = open_new(making, temporary, flags, mode, direct)
         except FileExistsError:
             continue  # somebody else's: another name, never an unlink
         return NewFile(fd, making.dir_fd, name, temporary)
@@ -268,7 +268,8 @@ def _access(making: Making) -> int:
     return os.O_RDWR if making.options.verify else os.O_WRONLY
 
 
-def _open_new(making: Making, name: str, flags: int, mode: int, direct: bool) -> int:
+def open_new(making: Making, name: str, flags: int, mode: int, direct: bool) -> int:
+    """Open a file to be written in the new file's directory, with O_DIRECT if it is wanted and to be had."""
     flags |= os.O_CLOEXEC
     if not direct:
         return os.open(name, flags, mode, dir_fd=making.dir_fd)

@@ -9,20 +9,17 @@ fail too.
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
-from mlperf_common.fileio import batches, copyfile, walk
+from mlperf_common.fileio import batches, copyfile, sharedfile, walk
 from mlperf_common.fileio.batches import Batches, PlannedFile, Queue
 from mlperf_common.fileio.copyfile import FileChanged, Making, NameCollision, NamelessRefused
 from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.copytasks import Batch, BatchResult, Comparison, Extent, Reread
-from mlperf_common.fileio.directories import Directories
 from mlperf_common.fileio.facts import FATAL, Facts, Learned, Options, learned, reason_of
-from mlperf_common.fileio.landing import LooseFile
 from mlperf_common.fileio.largefile import LargeFile
 from mlperf_common.fileio.listing import Roots
 from mlperf_common.fileio.progress import counted
@@ -32,11 +29,12 @@ from mlperf_common.fileio.traces import temporary_name
 from mlperf_common.fileio.twins import Twin
 from mlperf_common.fileio.walk import Directory, DirectoryChain, Identity
 from mlperf_common.fileio.workers import Failure, Task
+from mlperf_common.fileio.workload import Links, Work, cut_links, links_of, links_of_operands, split
 
 if TYPE_CHECKING:
     from mlperf_common.fileio.linktasks import LinkResult
 
-LINKS = 32  # in one task: with names of 255 bytes that is 16 KiB
+Place = Tuple[Tuple[str, ...], str]
 
 PARENT = 999  # the parent's number in the names of temporaries; workers have smaller ones
 
@@ -62,40 +60,23 @@ class FileWork:
         self._events = events
         self._facts = Facts(options, PARENT)
         self._batches = Batches(())
-        self._larges: Iterator[LargeFile] = iter(())
+        self._larges: Deque[LargeFile] = deque()
         self._large: Optional[LargeFile] = None
         self._open: Set[LargeFile] = set()
         self._opened = 0
         self._noted: Set[str] = set()
-        self._links: Deque[_Links] = deque()
+        self._links: Deque[Links] = deque()
         self.recorder = recorder
-        self.missing: Set[Twin] = set()  # names that were not copied, kept only where others depend on them
+        self.missing: Set[Place] = set()  # where names were not made
+        self.refill: Callable[[], bool] = lambda: False  # asked for more when there is none; whether some was added
 
     # ---- giving out
 
-    def sort_out(self, directories: Directories) -> None:
-        """Large files, largest first, and queues of small ones; nothing below a directory that is not there."""
-        larges: List[LargeFile] = []
-        queues: List[Queue] = []
-        if self._plan.loose:
-            _split(None, list(batches.files_of_operands(self._plan.loose)), larges, queues)
-            left = {file.name for file in self._plan.loose if file.left}
-            links = [link for link in _links_of_operands(self._plan.loose) if link[1] not in left]
-            self._links.extend(_cut_links(None, links))
-        for directory in walk.breadth_first(self._plan.trees):
-            if directories.is_broken(directory):
-                continue
-            links = [link for link in _links_of(directory) if os.fsencode(link[1]) not in directory.left]
-            self._links.extend(_cut_links(directory, links))
-            if not directory.count():
-                continue
-            if max(directory.sizes()) <= batches.EXTENT:  # the rule; its files are made when they are due
-                queues.append(Queue(directory, batches.files_of(directory), directory.count()))
-            else:
-                _split(directory, list(batches.files_of(directory)), larges, queues)
-        larges.sort(key=lambda large: -large.file.entry.size)
-        self._larges = iter(larges)
-        self._batches = Batches(queues)
+    def add(self, work: Work) -> None:
+        """More to do, after what there is."""
+        self._larges.extend(work.larges)
+        self._links.extend(work.links)
+        self._batches.add(work.queues)
 
     def next_task(self, worker: int, ahead: bool) -> Optional[Task]:
         """The next extent or batch; None once the job is to stop."""
@@ -107,9 +88,12 @@ class FileWork:
                 task = self._link_task(self._links.popleft())
             else:
                 found = self._batches.next(worker, ahead)
-                if found is None:
+                if found is not None:
+                    task = self._batch_task(*found)
+                elif ahead or not self.refill():
                     return None
-                task = self._batch_task(*found)
+                else:
+                    continue
             if task is not None:
                 return task
         return None
@@ -119,13 +103,12 @@ class FileWork:
         wanted: Dict[Optional[Directory], Set[str]] = {}
         for twin in refused:
             wanted.setdefault(twin.directory, set()).add(twin.name)
-        larges: List[LargeFile] = []
-        queues: List[Queue] = []
+        work = Work([], [], [])
         for directory, names in wanted.items():
-            _split(directory, list(batches.files_named(directory, names, self._plan.loose)), larges, queues)
-            links = _links_of(directory) if directory is not None else _links_of_operands(self._plan.loose)
-            self._links.extend(_cut_links(directory, [link for link in links if link[1] in names]))
-        self._larges, self._large, self._batches = iter(larges), None, Batches(queues)
+            split(directory, list(batches.files_named(directory, names, self._plan.loose)), work)
+            links = links_of(directory) if directory is not None else links_of_operands(self._plan.loose)
+            work.links.extend(cut_links(directory, [link for link in links if link[1] in names]))
+        self.add(work)
         if refused:
             self._events.warning(
                 "%s copied as files of their own: the destination allows a file no more names"
@@ -136,7 +119,7 @@ class FileWork:
     def _with_extents(self) -> Optional[LargeFile]:
         """The large file at hand, or the next one, opened; files that are only holes are finished here."""
         while self._large is None or self._large.failed or not self._large.ranges:
-            self._large = next(self._larges, None)
+            self._large = self._larges.popleft() if self._larges else None
             if self._large is None:
                 return None
             if self._large not in self._open:
@@ -205,7 +188,7 @@ class FileWork:
         batch = Batch(self._options, root.key, components, links, identity, base.key, landing, wanted, follow)
         return Task("batch", batch, (root.fd, base.fd), context)
 
-    def _link_task(self, links: _Links) -> Optional[Task]:
+    def _link_task(self, links: Links) -> Optional[Task]:
         from mlperf_common.fileio.linktasks import LinkBatch  # most copies have no links
 
         base, directory = self._roots.get(self._plan.base.path, True), links.directory
@@ -270,7 +253,7 @@ class FileWork:
         except NamelessRefused:
             # No name for it without one from the start: once more, and no file of that device so any more.
             self._facts.nameless[large.devices()[1]] = False
-            self._larges = itertools.chain([LargeFile(large.directory, large.file)], self._larges)
+            self._larges.appendleft(LargeFile(large.directory, large.file))
         except _FILE_ERRORS as exc:
             self._fail_large(large, reason_of(exc), getattr(exc, "errno", 0) or 0)
         large.close()
@@ -279,18 +262,22 @@ class FileWork:
     def _resume(self, large: LargeFile) -> None:
         """It goes on, before any other that is not begun."""
         if self._large is not None and self._large is not large and self._large.ranges:
-            self._larges = itertools.chain([self._large], self._larges)
+            self._larges.appendleft(self._large)
         self._large = large
 
     def _finish_large(self, large: LargeFile) -> None:
         large.finish()
         self.recorder.add(Twin(large.directory, large.file.entry.name), large.chunks())
-        self._done(large.directory, large.file, large.file.entry.size)
+        self.done(large.directory, large.file, *large.counts())
 
     def _fail_large(self, large: LargeFile, reason: str, number: int) -> None:
-        if not large.failed:
-            large.failed = True
+        if large.failed:
+            return
+        large.failed = True
+        if not large.keeps_failure(reason, number):
             self._failed(large.directory, large.file, reason, number)
+        elif number in FATAL:
+            self._summary.stop(reason)
 
     def _on_batch(self, directory: Optional[Directory], files: Sequence[PlannedFile], result: Any) -> None:
         if isinstance(result, Failure):
@@ -315,7 +302,7 @@ class FileWork:
                 if index not in failed:
                     self._events.copied(*self._paths(directory, files[index]))
 
-    def _on_links(self, links: _Links, result: Any) -> None:
+    def _on_links(self, links: Links, result: Any) -> None:
         if isinstance(result, Failure):
             self._events.trace(result.trace)
             self.remove_temporaries(links.directory, [name for _, name, _ in links.names], result)
@@ -335,12 +322,12 @@ class FileWork:
                 if index not in failed:
                     self._events.linked(*self._link_paths(links, index))
 
-    def _fail_links(self, links: _Links, positions: Iterable[int], reason: str, number: int) -> None:
+    def _fail_links(self, links: Links, positions: Iterable[int], reason: str, number: int) -> None:
         for position in positions:
             twin = Twin(links.directory, links.names[position][1])
             self.fail(twin, self._link_paths(links, position), reason, number)
 
-    def _link_paths(self, links: _Links, position: int) -> Tuple[str, str]:
+    def _link_paths(self, links: Links, position: int) -> Tuple[str, str]:
         source, name, _ = links.names[position]
         return self.paths(Twin(links.directory, name), source)
 
@@ -358,8 +345,7 @@ class FileWork:
         """A name was not made, for this reason; a full disk ends the job."""
         self._summary.failed += 1
         self._events.failed(*paths, reason)
-        if self._plan.families:
-            self.missing.add(twin)
+        self.missing.add(place_of(twin))
         if number in FATAL:
             self._summary.stop(reason)
 
@@ -370,10 +356,11 @@ class FileWork:
         if self._events.verbose:
             self._events.copied(*self.paths(twin))
 
-    def _done(self, directory: Optional[Directory], file: PlannedFile, size: int) -> None:
-        self._summary.files += 1
+    def done(self, directory: Optional[Directory], file: PlannedFile, files: int, size: int) -> None:
+        """A large file has its name, or (no file) a part of one that is shared is written."""
+        self._summary.files += files
         self._summary.bytes += size
-        if self._events.verbose:
+        if files and self._events.verbose:
             self._events.copied(*self._paths(directory, file))
 
     def _paths(self, directory: Optional[Directory], file: PlannedFile) -> Tuple[str, str]:
@@ -401,6 +388,36 @@ class FileWork:
             self._noted.add(note)
             self._summary.problems += 1
             self._events.problem(note)
+
+    # ---- files that several ranks have written together
+
+    def name_shared(self, large: LargeFile, number: int) -> None:
+        """Every byte of such a file is there: it gets its name."""
+        self._with_directories(large, lambda making, source: self._commit_shared(large, number, making, source))
+
+    def _commit_shared(self, large: LargeFile, number: int, making: Making, source: Optional[int]) -> None:
+        follow = large.directory is None or large.directory.tree.look.follow
+        sharedfile.commit(making, large.file, source, follow, number)
+        self.done(large.directory, large.file, 1, 0)  # the ranks have counted its bytes
+
+    def drop_shared(self, large: LargeFile, number: int, reason: str, errno: int) -> None:
+        """Nothing is left of such a file; it has failed, or was not tried (no reason)."""
+        self._with_directories(large, lambda making, _: sharedfile.discard(making, large.file.entry.name, number))
+        if reason and not large.failed:
+            large.failed = True
+            self._failed(large.directory, large.file, reason, errno)
+
+    def _with_directories(self, large: LargeFile, act: Callable[[Making, Optional[int]], None]) -> None:
+        """Do something with the directories of a large file open; if it cannot be done the file has failed."""
+        chains: List[DirectoryChain] = []
+        try:
+            place, source = self._open_directories(large.directory, chains)
+            act(sharedfile.making_for(place, self._facts), source)
+        except _FILE_ERRORS as exc:
+            self._fail_large(large, reason_of(exc), getattr(exc, "errno", 0) or 0)
+        finally:
+            for chain in chains:
+                chain.close()
 
     # ---- cleaning up
 
@@ -431,35 +448,9 @@ class FileWork:
         self.learn(learned(self._facts))
 
 
-class _Links(NamedTuple):
-    """Links of one directory (None: operands) for one task: where to read each, its name, whether it replaces."""
-
-    directory: Optional[Directory]
-    names: Tuple[Tuple[str, str, bool], ...]
-
-
-def _links_of(directory: Directory) -> List[Tuple[str, str, bool]]:
-    existing = directory.existing or batches.NOTHING
-    return [(link.name, link.name, os.fsencode(link.name) in existing) for link in directory.links]
-
-
-def _links_of_operands(loose: Sequence[LooseFile]) -> List[Tuple[str, str, bool]]:
-    return [(file.source, file.name, file.standing is not None) for file in loose if file.is_link]
-
-
-def _cut_links(directory: Optional[Directory], links: Sequence[Tuple[str, str, bool]]) -> Iterator[_Links]:
-    """In pieces whose message is small even where all names are long."""
-    for start in range(0, len(links), LINKS):
-        yield _Links(directory, tuple(links[start : start + LINKS]))
-
-
-def _split(
-    directory: Optional[Directory], files: Sequence[PlannedFile], larges: List[LargeFile], queues: List[Queue]
-) -> None:
-    small = [file for file in files if not batches.is_large(file)]
-    larges.extend(LargeFile(directory, file) for file in files if batches.is_large(file))
-    if small:
-        queues.append(Queue(directory, iter(small), len(small)))
+def place_of(twin: Twin) -> Place:
+    """Where a name lands: the directories from the plan's base down, and the name."""
+    return (twin.directory.landing() if twin.directory is not None else (), twin.name)
 
 
 def _words(failure: Failure) -> str:

@@ -58,11 +58,15 @@ class LargeFile:
                 return
         self.begin()
 
-    def begin(self) -> None:
-        """Make the new file of its size and cut it; nothing is cut if it shares the source's blocks."""
+    def opened(self) -> Tuple[Making, os.stat_result]:
+        """What ``open`` has found."""
         if self._making is None or self.st is None:
             raise ValueError("the file was never opened")
-        making, st = self._making, self.st
+        return self._making, self.st
+
+    def begin(self) -> None:
+        """Make the new file of its size and cut it; nothing is cut if it shares the source's blocks."""
+        making, st = self.opened()
         self.comparing = False
         self._close_standing()
         new = copyfile.create(making, self.file.entry.name, st.st_mode, st.st_size, self.file.replaces, self._item)
@@ -128,19 +132,28 @@ class LargeFile:
 
         Raises OSError, FileChanged, NameCollision, NamelessRefused.
         """
-        if self._new is None or self._making is None or self.st is None:
-            raise ValueError("the file was never opened")
-        os.ftruncate(self._new.fd, self.st.st_size)
-        if self._making.options.digests:
+        making, st = self.opened()
+        if self._new is None:
+            raise ValueError("the file was never begun")
+        os.ftruncate(self._new.fd, st.st_size)
+        if making.options.digests:
             self._check_digests()
         self.check_source()
-        (copyfile.replace if self.file.replaces else copyfile.commit)(self._making, self._new)
+        (copyfile.replace if self.file.replaces else copyfile.commit)(making, self._new)
         self._new = None
 
     def check_source(self) -> None:
         """Raise FileChanged if the source has changed since it was opened. Raises OSError."""
         if self._making is not None and self.st is not None:
             copyfile.check_unchanged(self.st, os.fstat(self.source), self._making.options.ignore_times)
+
+    def keeps_failure(self, reason: str, number: int) -> bool:
+        """Whether its failure is told elsewhere; the reason and errno are those of this one."""
+        return False
+
+    def counts(self) -> Tuple[int, int]:
+        """What has been done when it is finished: files and bytes."""
+        return 1, self.file.entry.size
 
     def _close_standing(self) -> None:
         if self._standing >= 0:

@@ -13,7 +13,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.directories import Directories
 from mlperf_common.fileio.facts import Options
-from mlperf_common.fileio.filework import FileWork
+from mlperf_common.fileio.filework import FileWork, place_of
 from mlperf_common.fileio.linktasks import COPY, TwinBatch, TwinResult
 from mlperf_common.fileio.listing import Roots
 from mlperf_common.fileio.twins import Family, Twin
@@ -64,7 +64,7 @@ class Twins:
         """(the name that is there, the one to be given, bytes); what cannot be given fails here."""
         for family in families:
             for twin in family.followers:
-                if family.leader in self._files.missing or self._is_broken(family.leader):
+                if place_of(family.leader) in self._files.missing or self._is_broken(family.leader):
                     self._fail(twin, "another name of the same file, %s, was not copied" % self._shown(family), 0)
                 elif not self._is_broken(twin):
                     yield family.leader, twin, family.size

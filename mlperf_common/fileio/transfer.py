@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from mlperf_common.fileio import walk
 from mlperf_common.fileio.copyplan import CopyPlan
@@ -28,6 +28,10 @@ from mlperf_common.fileio.progress import format_bytes
 from mlperf_common.fileio.recording import Recorder
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.workers import AllWorkersDied
+from mlperf_common.fileio.workload import sort_out
+
+if TYPE_CHECKING:
+    from mlperf_common.fileio.sharing import Crew, Lead
 
 
 def copy(
@@ -38,8 +42,11 @@ def copy(
     events: Events,
     summary: Optional[Summary] = None,
     recorder: Optional[Recorder] = None,
+    crew: Optional[Crew] = None,
 ) -> Summary:
     """Carry out ``plan``; ``summary`` is filled in as it goes, and ``recorder`` with what is hashed meanwhile.
+
+    ``crew``: other ranks take part, of which this one is the leader.
 
     Raises Interrupted when a signal came, after the workers have stopped and cleaned up.
     """
@@ -51,14 +58,19 @@ def copy(
     files = FileWork(plan, roots, options, summary, events, recorder or Recorder(False))
     keeper = Keeper(plan, roots, options, summary, events)
     pool.on_tick = keeper.ticking(pool.on_tick)
+    lead = _lead(crew, plan, pool, options, summary, events)
     try:
         _check_base(plan, roots)
         _warn_of_space(plan, roots, events)
         directories.make()
         if not summary.stopped:
             keeper.begin()
-        files.sort_out(directories)
-        pool.run(files.next_task, files.on_result)
+        work = sort_out(plan, directories.is_broken)
+        if lead is not None:
+            lead.carry_out(work, files, pool)
+        else:
+            files.add(work)
+            pool.run(files.next_task, files.on_result)
         _name_twins(plan, pool, roots, options, files, directories)
         directories.check_sources()
         keeper.end()  # before DEST's own times are given
@@ -67,11 +79,17 @@ def copy(
             directories.sync()
     except AllWorkersDied as exc:
         summary.stop(str(exc))
+        if lead is not None:
+            lead.abandon(files)
         keeper.end()
         directories.finish(files.learn, alone=True)
+        if lead is not None:  # the other ranks wait for this one
+            raise
     except BaseException:
         pool.abort()
         files.close()  # nothing of what was under way is left
+        if lead is not None:
+            lead.abandon(files)
         keeper.end()
         directories.finish(files.learn, alone=True)
         raise
@@ -81,6 +99,24 @@ def copy(
     done = summary.files + summary.links + summary.failed + summary.same
     summary.not_tried = max(0, len(plan.files) + len(plan.links) - done)
     return summary
+
+
+def _lead(
+    crew: Optional[Crew], plan: CopyPlan, pool: AnyPool, options: Options, summary: Summary, events: Events
+) -> Optional[Lead]:
+    """The leader's part, where there are other ranks; they are looked at whenever the pool looks at the clock."""
+    if crew is None:
+        return None
+    from mlperf_common.fileio.sharing import Lead  # most copies are made by one process and its workers
+
+    check, show = crew.check, pool.on_tick
+
+    def tick() -> None:
+        check()
+        show()
+
+    pool.on_tick = tick
+    return Lead(crew, plan, options, summary, events)
 
 
 def _warn_of_space(plan: CopyPlan, roots: Roots, events: Events) -> None:

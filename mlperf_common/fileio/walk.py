@@ -40,7 +40,10 @@ FIELDS = 4  # of a file: size, device, inode, mtime
 
 
 class Identity(NamedTuple):
-    """What tells one directory from another: device and inode, or (overlay renumbers) device and both times."""
+    """What tells one directory from another: device and inode, or (overlay renumbers) device and both times.
+
+    Device 0, which no file has, is that of another node: its number says nothing here.
+    """
 
     dev: int
     ino: int
@@ -49,7 +52,12 @@ class Identity(NamedTuple):
 
     def is_same(self, other: Identity) -> bool:
         """Whether both are one directory; an overlay without xino renumbers directories while we run (ran)."""
-        return self[:2] == other[:2] or (self.dev == other.dev and self[2:] == other[2:])
+        return is_device(self.dev, other.dev) and (self.ino == other.ino or self[2:] == other[2:])
+
+
+def is_device(one: int, other: int) -> bool:
+    """Whether two device numbers are, or may be (0: another node's), those of one device."""
+    return one == other or not one or not other
 
 
 def identity_of(st: os.stat_result) -> Identity:
