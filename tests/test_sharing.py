@@ -233,7 +233,8 @@ class Copying(TestCase):
 
     def test_a_tree(self) -> None:
         source = self.make("s", self.tree())
-        for number, wishes in enumerate(({}, {"verify": True}, {"fsync": True}, {"direct": "never"}, {"sparse": "never"})):
+        everything = ({}, {"verify": True}, {"fsync": True}, {"direct": "never"}, {"sparse": "never"})
+        for number, wishes in enumerate(everything):
             with self.subTest(wishes=wishes):
                 copy = self.path(f"c{number}")
                 said = self.run_ranks([source], copy, self.options(**wishes), follow="none")

@@ -165,8 +165,9 @@ class Directories:
             learn(result.learned)
 
     def sync(self) -> None:
-        """Write the directories of the copy to the storage: their names are there then, too."""
-        self._run(self._syncs(), self._on_synced)
+        """If that is wanted, write the directories of the copy to the storage: their names are there then, too."""
+        if self._options.fsync:
+            self._run(self._syncs(), self._on_synced)
 
     def _syncs(self) -> Iterator[Task]:
         from mlperf_common.fileio.dressing import SyncTask

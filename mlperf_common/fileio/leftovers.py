@@ -162,7 +162,11 @@ def _is_only_other(place: int, name: str, standing: os.stat_result) -> bool:
 class Keeper:
     """Keeps this run's record, and removes what runs have left that are dead."""
 
-    def __init__(self, plan: CopyPlan, roots: Roots, options: Options, summary: Summary, events: Events) -> None:
+    def __init__(
+        self, plan: CopyPlan, roots: Roots, options: Options, summary: Summary, events: Events, names: bool = False
+    ) -> None:
+        """``names``: temporaries with names are sure to be made."""
+        self._names = names
         self._plan = plan
         self._roots = roots
         self._options = options
@@ -200,7 +204,7 @@ class Keeper:
 
     def _needs_names(self) -> bool:
         """Whether this run may make temporaries with names: for what it replaces, or where others cannot be had."""
-        if self._options.force or any(file.standing is not None for file in self._plan.loose):
+        if self._names or self._options.force or any(file.standing is not None for file in self._plan.loose):
             return True
         devices = {self._plan.base.identity.dev}
         for directory in walk.breadth_first(self._plan.trees):

@@ -58,6 +58,10 @@ class Summary:
         """End the job early; the first reason counts."""
         self.stopped = self.stopped or reason
 
+    def tried(self) -> int:
+        """How many files and links have been dealt with, one way or the other."""
+        return self.files + self.links + self.failed + self.same
+
     def is_complete(self) -> bool:
         """Whether everything that was planned is there, and the source as it was planned."""
         return not (self.failed or self.problems or self.not_tried or self.stopped)

@@ -28,7 +28,7 @@ from mlperf_common.fileio.progress import format_bytes
 from mlperf_common.fileio.recording import Recorder
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.workers import AllWorkersDied
-from mlperf_common.fileio.workload import sort_out
+from mlperf_common.fileio.workload import Work, sort_out
 
 if TYPE_CHECKING:
     from mlperf_common.fileio.sharing import Crew, Lead
@@ -50,55 +50,64 @@ def copy(
 
     Raises Interrupted when a signal came, after the workers have stopped and cleaned up.
     """
-    summary = Summary() if summary is None else summary
-    summary.unchanged = plan.unchanged
-    summary.split = 0 if options.kept.links else plan.shared()
-    summary.never_direct = options.direct == NEVER
+    summary = summary or Summary()
+    _note_plan(summary, plan, options)
     directories = Directories(plan, pool, roots, options, summary, events)
     files = FileWork(plan, roots, options, summary, events, recorder or Recorder(False))
-    keeper = Keeper(plan, roots, options, summary, events)
+    keeper = Keeper(plan, roots, options, summary, events, crew is not None)
     pool.on_tick = keeper.ticking(pool.on_tick)
     lead = _lead(crew, plan, pool, options, summary, events)
+
     try:
         _check_base(plan, roots)
         _warn_of_space(plan, roots, events)
         directories.make()
         if not summary.stopped:
             keeper.begin()
-        work = sort_out(plan, directories.is_broken)
-        if lead is not None:
-            lead.carry_out(work, files, pool)
-        else:
-            files.add(work)
-            pool.run(files.next_task, files.on_result)
+        _copy_files(sort_out(plan, directories.is_broken), pool, files, lead)
         _name_twins(plan, pool, roots, options, files, directories)
         directories.check_sources()
         keeper.end()  # before DEST's own times are given
         directories.finish(files.learn)
-        if options.fsync:
-            directories.sync()
+        directories.sync()
     except AllWorkersDied as exc:
         summary.stop(str(exc))
-        if lead is not None:
-            lead.abandon(files)
-        keeper.end()
-        directories.finish(files.learn, alone=True)
+        _give_up(directories, files, keeper, lead)
         if lead is not None:  # the other ranks wait for this one
             raise
     except BaseException:
         pool.abort()
-        files.close()  # nothing of what was under way is left
-        if lead is not None:
-            lead.abandon(files)
-        keeper.end()
-        directories.finish(files.learn, alone=True)
+        _give_up(directories, files, keeper, lead)
         raise
     finally:
         files.close()
         keeper.end()
-    done = summary.files + summary.links + summary.failed + summary.same
-    summary.not_tried = max(0, len(plan.files) + len(plan.links) - done)
+    summary.not_tried = max(0, len(plan.files) + len(plan.links) - summary.tried())
     return summary
+
+
+def _give_up(directories: Directories, files: FileWork, keeper: Keeper, lead: Optional[Lead]) -> None:
+    """Nothing is left of what was under way; the directories that are there get their last mode."""
+    files.close()
+    if lead is not None:
+        lead.abandon(files)
+    keeper.end()
+    directories.finish(files.learn, alone=True)
+
+
+def _note_plan(summary: Summary, plan: CopyPlan, options: Options) -> None:
+    """What is known before anything is copied."""
+    summary.unchanged = plan.unchanged
+    summary.split = 0 if options.kept.links else plan.shared()
+    summary.never_direct = options.direct == NEVER
+
+
+def _copy_files(work: Work, pool: AnyPool, files: FileWork, lead: Optional[Lead]) -> None:
+    if lead is not None:
+        lead.carry_out(work, files, pool)
+    else:
+        files.add(work)
+        pool.run(files.next_task, files.on_result)
 
 
 def _lead(
