@@ -21,13 +21,13 @@ from support import ROOT
 FLOORS = {
     "tools": ("fastcp", "fastmd5", "dropcache"),
     "modes": ("md5check", "md5compare"),
-    "session": ("session",),
+    "session": ("session", "together"),
     "command": ("command",),
     "engine": (
         *("transfer", "checksum", "hashplan", "hashtasks", "checking", "comparing", "pairtasks"),
         *("directories", "naming", "leftovers", "filework", "recording", "digest", "copymanifest", "largefile"),
         *("batches", "copytasks", "linktasks", "dressing", "workload"),
-        *("sharing", "sharedfile", "workcode", "claims", "dealing"),
+        *("sharing", "sharedfile", "workcode", "claims", "dealing", "rewalk"),
         *("copyfile", "facts", "metadata", "listing", "workers"),
     ),
     "plan": ("copyplan", "landing", "refusals", "traces", "twins", "walk"),

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from mlperf_common import __version__
-from mlperf_common.fileio import command, copyplan, direct_io, session
+from mlperf_common.fileio import command, copyplan, direct_io, session, together
 from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.facts import Options
 from mlperf_common.fileio.metadata import Kept
@@ -73,6 +73,11 @@ def make_parser() -> command.Parser:
     add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices instead of refusing them")
     _add_metadata_options(add)
     _add_way_options(add)
+    together.add_options(
+        parser,
+        (together.JOB, together.NODE),
+        "with --distributed: the directory in which the ranks meet (default: where DEST is or will be)",
+    )
     add("-N", "--dry-run", action="store_true", help="print what would be copied where; write nothing")
     add("-v", "--verbose", action="store_true", help="name each file when it has been copied")
     add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
@@ -186,7 +191,12 @@ def _body(argv: Sequence[str]) -> int:
     from mlperf_common.fileio import copytasks
 
     with session.open_pool(PROGRAM, args, copytasks.FUNCTIONS, sources) as pool:
-        return _run(args, sources, destination, pool)
+        if args.distributed is None:
+            return _run(args, sources, destination, pool)
+        meeting = together.meeting_place(args, destination)
+        return together.run(
+            PROGRAM, args, meeting, "DEST", lambda comm: _run_as_rank(args, sources, destination, pool, comm)
+        )
 
 
 def _refuse_conflicts(parser: command.Parser, args: Any) -> None:
@@ -200,6 +210,7 @@ def _refuse_conflicts(parser: command.Parser, args: Any) -> None:
     for name in ("verify", "manifest"):
         if args.reflink == "always" and getattr(args, name):
             parser.error("cannot combine --reflink=always and --%s" % name)
+    together.refuse_conflicts(parser, args, ("manifest",))
     if args.target_directory is not None and args.no_target_directory:
         parser.error("cannot combine --target-directory (-t) and --no-target-directory (-T)")
 
@@ -258,6 +269,36 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
             _write_manifest(args, plan, recorder, (pool, roots), console, summary)
     console.conclude(plan, summary, time.monotonic() - started)
     return 0 if summary.is_complete() else 1
+
+
+def _run_as_rank(args: Any, sources: Sequence[str], destination: str, pool: AnyPool, comm: Any) -> int:
+    """The same as one of several ranks: rank 0 says how it went."""
+    from mlperf_common.fileio.listing import Roots
+
+    started = time.monotonic()
+    console = _Console(args)
+    roots = Roots(pool)
+    with console.watch(roots, "what is there so far is whole"):
+
+        def tell(plan: CopyPlan) -> bool:
+            console.tell(plan)
+            if args.dry_run:
+                _print_plan(plan)
+            return not args.dry_run
+
+        job = together.Copy(
+            args,
+            pool,
+            roots,
+            console,
+            lambda lister: _plan(args, sources, destination, lister),
+            tell,
+            lambda: _options(args),
+        )
+        outcome = together.copy(job, comm)
+    if comm.rank == 0 and outcome.plan is not None and outcome.summary is not None:
+        console.conclude(outcome.plan, outcome.summary, time.monotonic() - started)
+    return 0 if outcome.complete else 1
 
 
 def _plan(args: Any, sources: Sequence[str], destination: str, list_directories: Any) -> CopyPlan:

@@ -38,6 +38,7 @@ class Crew(NamedTuple):
     """The ranks that make one copy, as one of them sees it: its number, how many they are, their directory.
 
     ``barrier`` returns when all ranks have come there; ``check`` is called often. Both raise if a rank has failed.
+    ``checks_sources``: its leader looks at the end whether the source has changed; else that of another node does.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Crew(NamedTuple):
     place: int
     barrier: Callable[[], None]
     check: Callable[[], None]
+    checks_sources: bool = True
 
 
 class Said(Events):

@@ -47,7 +47,6 @@ def copy(
     """Carry out ``plan``; ``summary`` is filled in as it goes, and ``recorder`` with what is hashed meanwhile.
 
     ``crew``: other ranks take part, of which this one is the leader.
-
     Raises Interrupted when a signal came, after the workers have stopped and cleaned up.
     """
     summary = summary or Summary()
@@ -66,7 +65,8 @@ def copy(
             keeper.begin()
         _copy_files(sort_out(plan, directories.is_broken), pool, files, lead)
         _name_twins(plan, pool, roots, options, files, directories)
-        directories.check_sources()
+        if crew is None or crew.checks_sources:
+            directories.check_sources()
         keeper.end()  # before DEST's own times are given
         directories.finish(files.learn)
         directories.sync()

@@ -1,0 +1,149 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks of a job talk: broadcast, gather and barrier, by four means that look the same.
+
+``Single`` is a job of one. ``Torch`` uses an initialised torch.distributed group, ``Mpi`` mpi4py, ``Files`` (in the
+module ``meeting``) plain files in a directory that all ranks see, where there is neither.
+
+Promises: every rank gets what was sent; with ``Files`` a rank that fails or dies ends the others. Not promised: that a
+collective which some rank never calls returns, where torch or MPI do not notice it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, List, Optional, Protocol
+
+from mlperf_common.distributed.meeting import Files, MeetingError, RankFailed
+
+__all__ = ["Communicator", "Files", "MeetingError", "Mpi", "RankFailed", "Single", "Torch", "initialised_torch"]
+
+
+class Communicator(Protocol):
+    """What all of them have."""
+
+    rank: int
+    world_size: int
+
+    def broadcast(self, obj: Any, root: int = 0) -> Any:
+        """The ``obj`` of the rank ``root``, on every rank."""
+
+    def gather(self, obj: Any, root: int = 0) -> Optional[List[Any]]:
+        """On the rank ``root`` the ``obj`` of every rank, in order; None on the others."""
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+
+    def check(self) -> None:
+        """Raise RankFailed if it is known that a rank has failed or died."""
+
+    def fail(self, reason: str) -> bool:
+        """Tell the other ranks, whatever they do, that this one has failed; False where only a collective could."""
+
+
+class Single:
+    """One process alone."""
+
+    rank = 0
+    world_size = 1
+
+    def broadcast(self, obj: Any, root: int = 0) -> Any:
+        """``obj`` itself."""
+        return obj
+
+    def gather(self, obj: Any, root: int = 0) -> Optional[List[Any]]:
+        """``[obj]``."""
+        return [obj]
+
+    def barrier(self) -> None:
+        """There is nobody to wait for."""
+
+    def check(self) -> None:
+        """There is nobody who could fail."""
+
+    def fail(self, reason: str) -> bool:
+        """There is nobody to be told."""
+        return True
+
+
+class Torch:
+    """An initialised process group of torch.distributed; None: the default one. What it sends is pickled by torch."""
+
+    def __init__(self, group: Any = None) -> None:
+        import torch.distributed
+
+        self._dist = torch.distributed
+        self._group = group
+        self.rank: int = self._dist.get_rank(group)
+        self.world_size: int = self._dist.get_world_size(group)
+
+    def _global(self, rank: int) -> int:
+        """A rank of the group as the rank of the world that torch's calls want."""
+        return rank if self._group is None else int(self._dist.get_global_rank(self._group, rank))
+
+    def broadcast(self, obj: Any, root: int = 0) -> Any:
+        """The ``obj`` of the rank ``root``, on every rank."""
+        box = [obj if self.rank == root else None]
+        self._dist.broadcast_object_list(box, src=self._global(root), group=self._group)
+        return box[0]
+
+    def gather(self, obj: Any, root: int = 0) -> Optional[List[Any]]:
+        """On the rank ``root`` the ``obj`` of every rank, in order; None on the others.
+
+        By all_gather_object, which every backend has: NCCL has no gather of objects.
+        """
+        box: List[Any] = [None] * self.world_size
+        self._dist.all_gather_object(box, obj, group=self._group)
+        return box if self.rank == root else None
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self._dist.barrier(group=self._group)
+
+    def check(self) -> None:
+        """torch says so in the collectives."""
+
+    def fail(self, reason: str) -> bool:
+        """Only a collective could tell them."""
+        return False
+
+
+class Mpi:
+    """A communicator of mpi4py; None: COMM_WORLD. What it sends is pickled by mpi4py."""
+
+    def __init__(self, comm: Any = None) -> None:
+        if comm is None:
+            from mpi4py import MPI
+
+            comm = MPI.COMM_WORLD
+        self._comm = comm
+        self.rank: int = comm.Get_rank()
+        self.world_size: int = comm.Get_size()
+
+    def broadcast(self, obj: Any, root: int = 0) -> Any:
+        """The ``obj`` of the rank ``root``, on every rank."""
+        return self._comm.bcast(obj, root=root)
+
+    def gather(self, obj: Any, root: int = 0) -> Optional[List[Any]]:
+        """On the rank ``root`` the ``obj`` of every rank, in order; None on the others."""
+        found: Optional[List[Any]] = self._comm.gather(obj, root=root)
+        return found
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self._comm.Barrier()
+
+    def check(self) -> None:
+        """MPI ends the job itself when a rank dies."""
+
+    def fail(self, reason: str) -> bool:
+        """Only a collective could tell them."""
+        return False
+
+
+def initialised_torch() -> Optional[Torch]:
+    """The default group of torch.distributed, if the program has initialised it; torch is not imported to find out."""
+    dist = getattr(sys.modules.get("torch"), "distributed", None)
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return Torch()

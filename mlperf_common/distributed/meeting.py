@@ -1,0 +1,607 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that talk through plain files in a directory which all of them see, for launchers without torch or MPI.
+
+They meet in a directory named after user, launcher and job, which only this user may enter. Each rank draws an id and
+says hello with it; rank 0 answers with a nonce and the ids that it has seen, again and again until every rank has
+found its own among them. So what an earlier job of the same name has left there is never taken for this one's,
+whatever it is, and all later names carry the nonce.
+
+Each rank has a *pulse*: a file of a fixed length whose content changes every second, written by a thread, so that a
+long computation does not look like death. Others open it anew at each look, since an open sees a file's last content
+also on NFS, where names that were absent and attributes are remembered for up to a minute. So the pulse also says how
+many messages its rank has posted, that it has failed, or that it has left; a message is opened only after its pulse
+has announced it. Rank 0 looks at all pulses, the others look at rank 0's, which passes on any failure.
+
+Promises: messages arrive whole, in order, on the ranks that wait for them; a rank that has failed, or whose pulse has
+stopped, ends the others with its number and the reason; no wait is without an end of this kind. Messages are JSON.
+Not promised: that a rank which is stopped or cut off from the filesystem is told from a dead one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from mlperf_common.distributed.launch import Launch
+
+PREFIX = ".fastcp"
+
+WAIT_SECONDS = 120.0  # for all ranks to come: Slurm starts those of a large job over many seconds
+DEAD_SECONDS = 10.0
+DEAD_SECONDS_NFS = 90.0  # an NFS client may show attributes and contents up to a minute late
+BEAT_SECONDS = 1.0
+SHORTEST, LONGEST = 0.001, 0.25  # seconds between two looks: each wait begins with the one and doubles it
+LOOK_SECONDS = 1.0  # between two looks at the other ranks while nothing is waited for
+LOOKS = 64  # pulses that rank 0 reads in one look: at 1 ms each no more than a tenth of its time
+
+PULSE_LENGTH = 2048  # bytes
+REASON_LENGTH = 1000  # characters of a failure's reason
+
+
+class MeetingError(Exception):
+    """The ranks cannot meet: the message says where, and why or who is missing."""
+
+
+class RankFailed(Exception):
+    """Another rank has failed or died; ``rank`` is its number, the message has it too, with the reason."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class Pulse(NamedTuple):
+    """What a rank says of itself: a count that grows while it lives, messages posted, failure, whether it has left.
+
+    ``failed`` is (rank, words): rank 0 passes on what it knows of others.
+    """
+
+    beat: int = 0
+    posted: int = 0
+    failed: Optional[Tuple[int, str]] = None
+    gone: bool = False
+
+
+class Process(NamedTuple):
+    """What a rank says of its process in its hello, with its random ``id``."""
+
+    id: str
+    rank: int
+    world_size: int
+    host: str
+    kernel: str  # boot id and pid namespace: where both are ours, so are the process numbers
+    pid: int
+    start: int  # clock ticks since boot
+
+
+def this_process(launch: Launch) -> Process:
+    """The one that calls."""
+    boot = _read_text("/proc/sys/kernel/random/boot_id").strip()
+    namespace = ""
+    with contextlib.suppress(OSError):  # no /proc: then only the pulse tells
+        namespace = os.readlink("/proc/self/ns/pid")
+    kernel = "%s %s" % (boot, namespace) if boot and namespace else ""
+    pid, host = os.getpid(), socket.gethostname()
+    return Process(os.urandom(16).hex(), launch.rank, launch.world_size, host, kernel, pid, start_of(pid))
+
+
+def start_of(pid: int) -> int:
+    """When a process began (field 22 of /proc/PID/stat, proc(5)); 0 if there is none, or it is a zombie."""
+    fields = _read_text("/proc/%d/stat" % pid).rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else 0
+
+
+def _read_text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as stream:
+            return stream.read()
+    except OSError:  # no such process, or no /proc: nothing is known
+        return ""
+
+
+# -------------------------------------------------------------------------------------------------- the directory
+
+
+class Place:
+    """The directory in which the ranks meet, open; names are relative to it, links are not followed."""
+
+    def __init__(self, path: str, fd: int, created: bool) -> None:
+        self.path = path
+        self.fd = fd
+        self.created = created
+
+    def write(self, name: str, value: Any) -> None:
+        """A JSON value under a name, whole from the start. Raises OSError."""
+        fresh = "%s.%s.new" % (name, os.urandom(4).hex())
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(fresh, flags, 0o600, dir_fd=self.fd)
+        with open(fd, "w", encoding="ascii") as stream:
+            json.dump(value, stream)
+        os.rename(fresh, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def read(self, name: str) -> Any:
+        """The JSON value under a name; None if there is none. Raises OSError, MeetingError."""
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        with open(fd, encoding="ascii") as stream:
+            st = os.fstat(fd)
+            if not stat.S_ISREG(st.st_mode) or st.st_uid != os.geteuid():
+                raise MeetingError("%r: not a file of ours" % os.path.join(self.path, name))
+            try:
+                return json.load(stream)
+            except ValueError as exc:
+                raise MeetingError("%r: cannot be read: %s" % (os.path.join(self.path, name), exc)) from exc
+
+    def remove(self, name: str) -> None:
+        """Remove a name, if it is there. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def clear(self) -> None:
+        """Remove everything in it, and itself if the ranks have made it. Raises OSError."""
+        for name in os.listdir(self.fd):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.fd)
+        if self.created:
+            os.rmdir(self.path)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)
+
+
+def open_place(directory: str, launch: Launch) -> Place:
+    """Make the ranks' directory in ``directory``, or find it; without a job's name it is ``directory`` itself.
+
+    Raises MeetingError: it is not a directory of this user's that nobody else may enter.
+    """
+    path = directory
+    try:
+        if launch.job:
+            path = os.path.join(directory, "%s-%d-%s-%s" % (PREFIX, os.geteuid(), launch.launcher, launch.job))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        raise MeetingError("the ranks cannot meet in %r: %s" % (path, exc.strerror)) from exc
+    problem = _unsafe(os.fstat(fd), bool(launch.job)) or _not_empty(fd, bool(launch.job))
+    if problem:
+        os.close(fd)
+        raise MeetingError("the ranks cannot meet in %r: %s" % (path, problem))
+    return Place(path, fd, bool(launch.job))
+
+
+def _unsafe(st: os.stat_result, own: bool) -> str:
+    if st.st_uid != os.geteuid():
+        return "it is not yours"
+    forbidden = 0o077 if own else 0o022
+    if stat.S_IMODE(st.st_mode) & forbidden:
+        return "others may %s it (mode %04o)" % ("enter" if own else "write in", stat.S_IMODE(st.st_mode))
+    return ""
+
+
+OWN_NAMES = ("hello.", "welcome", "ready.", "pulse.", "say.")
+
+
+def _not_empty(fd: int, own: bool) -> str:
+    """What a directory that the user gives for this one job must not hold."""
+    if own:
+        return ""
+    for name in os.listdir(fd):
+        if not name.startswith(OWN_NAMES):
+            return "it must be empty, but has %r" % name
+    return ""
+
+
+def is_nfs(path: str) -> bool:
+    """Whether a directory is on NFS, by its longest mount point (proc(5), mountinfo)."""
+    path, best, kind = os.path.realpath(path), "", ""
+    for line in _read_text("/proc/self/mountinfo").splitlines():
+        fields = line.split(" ")
+        mount = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape") if "\\" in line else fields[4]
+        inside = path == mount or path.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best) and "-" in fields:
+            best, kind = mount, fields[fields.index("-") + 1]
+    return kind.startswith("nfs")
+
+
+# ------------------------------------------------------------------------------------------------------- the pulse
+
+
+def encode_pulse(pulse: Pulse) -> bytes:
+    """A pulse in ``PULSE_LENGTH`` bytes, so that each write replaces all of the last one; a digest shows a torn one."""
+    text = json.dumps(pulse).encode("ascii")
+    if len(text) > PULSE_LENGTH - 34 and pulse.failed is not None:
+        rank, words = pulse.failed
+        return encode_pulse(pulse._replace(failed=(rank, words[: len(words) // 2])))
+    return b"%s %s\n" % (hashlib.sha256(text).hexdigest()[:32].encode("ascii"), text.ljust(PULSE_LENGTH - 34))
+
+
+def decode_pulse(data: bytes) -> Optional[Pulse]:
+    """The pulse, or None: it was being written."""
+    digest, _, text = data.rstrip(b"\n").partition(b" ")
+    text = text.rstrip()
+    if hashlib.sha256(text).hexdigest()[:32].encode("ascii") != digest:
+        return None
+    beat, posted, failed, gone = json.loads(text)
+    return Pulse(beat, posted, tuple(failed) if failed else None, gone)
+
+
+class Heart(threading.Thread):
+    """Writes this rank's pulse every second, and when there is something to say."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self._place = place
+        self._name = name
+        self._pulse = Pulse()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        fresh = name + ".new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(fresh, flags, 0o600, dir_fd=place.fd)
+        try:
+            os.write(fd, encode_pulse(self._pulse))
+        finally:
+            os.close(fd)
+        os.rename(fresh, name, src_dir_fd=place.fd, dst_dir_fd=place.fd)
+
+    def run(self) -> None:
+        """The thread: a beat that cannot be written is tried again, others will take us for dead if it stays so."""
+        while not self._ended.wait(BEAT_SECONDS):
+            with contextlib.suppress(OSError):
+                self.say()
+
+    def say(self, **changes: Any) -> None:
+        """Change what the pulse says, at once. Raises OSError."""
+        with self._lock:
+            self._pulse = self._pulse._replace(beat=self._pulse.beat + 1, **changes)
+            fd = os.open(self._name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._place.fd)
+            try:
+                os.pwrite(fd, encode_pulse(self._pulse), 0)
+            finally:
+                os.close(fd)
+
+    def failed(self) -> Optional[Tuple[int, str]]:
+        """The failure that it tells."""
+        return self._pulse.failed
+
+    def stop(self) -> None:
+        """No more beats."""
+        self._ended.set()
+        self.join()
+
+
+class Watch:
+    """What this rank has seen of another one's pulse, and since when nothing has changed, by its own clock."""
+
+    def __init__(self, place: Place, name: str, process: Process, clock: Callable[[], float]) -> None:
+        self._place = place
+        self._name = name
+        self._clock = clock
+        self._data = b""
+        self._changed = clock()
+        self.process = process
+        self.pulse = Pulse()
+
+    def look(self) -> Pulse:
+        """The pulse as it is now; if it cannot be read, as it was. Raises MeetingError."""
+        try:
+            fd = os.open(self._name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._place.fd)
+            try:
+                data = os.read(fd, PULSE_LENGTH)
+            finally:
+                os.close(fd)
+        except OSError:  # gone, or the server is: silence is all that counts
+            return self.pulse
+        pulse = decode_pulse(data) if data != self._data else None
+        if pulse is not None:
+            self._data, self._changed, self.pulse = data, self._clock(), pulse
+        return self.pulse
+
+    def silence(self) -> float:
+        """Seconds since it last changed."""
+        return self._clock() - self._changed
+
+
+# -------------------------------------------------------------------------------------------------------- the ranks
+
+
+class Handshake:
+    """How the ranks find each other; afterwards all have the same nonce, and each has a pulse."""
+
+    def __init__(self, place: Place, me: Process, wait: float, clock: Callable[[], float]) -> None:
+        self._place = place
+        self._me = me
+        self._clock = clock
+        self._deadline = clock() + wait
+        self._wait = wait
+
+    def run(self) -> Tuple[str, List[Process], Heart]:
+        """The nonce, all ranks in order, and this rank's pulse, not started. Raises MeetingError, OSError."""
+        return self._welcome() if self._me.rank == 0 else self._come()
+
+    def _come(self) -> Tuple[str, List[Process], Heart]:
+        self._place.write("hello.%d" % self._me.rank, self._me)
+        for _ in _pauses():
+            welcome = self._place.read("welcome")
+            if welcome is not None:
+                nonce, known = welcome
+                processes = [Process(*process) for process in known]
+                if self._me in processes and len(processes) == self._me.world_size:
+                    heart = Heart(self._place, pulse_name(nonce, self._me.rank))
+                    self._place.write("ready.%s.%d" % (nonce, self._me.rank), self._me.id)
+                    return nonce, processes, heart
+            self._check_time("rank 0 has not welcomed this rank")
+        raise MeetingError("unreachable")
+
+    def _welcome(self) -> Tuple[str, List[Process], Heart]:
+        nonce = os.urandom(8).hex()
+        heart = Heart(self._place, pulse_name(nonce, 0))
+        known: Dict[int, Process] = {0: self._me}
+        for _ in _pauses():
+            if self._look_for_hellos(known):
+                self._place.write("welcome", [nonce, [known[rank] for rank in sorted(known)]])
+            missing = [rank for rank in range(1, self._me.world_size) if not self._is_ready(nonce, rank, known)]
+            if not missing:
+                return nonce, [known[rank] for rank in range(self._me.world_size)], heart
+            self._check_time("of %d ranks these have not come: %s" % (self._me.world_size, _shortened(missing)))
+        raise MeetingError("unreachable")
+
+    def _look_for_hellos(self, known: Dict[int, Process]) -> bool:
+        """Take in who has said hello; whether the welcome is to be written (again)."""
+        news = len(known) == self._me.world_size == 1
+        for rank in range(1, self._me.world_size):
+            hello = self._place.read("hello.%d" % rank)
+            if hello is not None and Process(*hello) != known.get(rank):
+                known[rank] = Process(*hello)
+                news = True
+        return news and len(known) == self._me.world_size
+
+    def _is_ready(self, nonce: str, rank: int, known: Dict[int, Process]) -> bool:
+        return rank in known and self._place.read("ready.%s.%d" % (nonce, rank)) == known[rank].id
+
+    def _check_time(self, problem: str) -> None:
+        if self._clock() > self._deadline:
+            raise MeetingError(
+                "the ranks do not meet in %r: in %g s %s (do all nodes see this directory?)"
+                % (self._place.path, self._wait, problem)
+            )
+
+
+def pulse_name(nonce: str, rank: int) -> str:
+    """The file of a rank's pulse."""
+    return "pulse.%s.%d" % (nonce, rank)
+
+
+def _shortened(ranks: List[int]) -> str:
+    return ", ".join(map(str, ranks[:10])) + (" and %d more" % (len(ranks) - 10) if len(ranks) > 10 else "")
+
+
+def _pauses() -> Iterator[None]:
+    """Goes on for ever, with pauses that become longer."""
+    pause = SHORTEST
+    while True:
+        yield
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
+
+
+class Files:
+    """Ranks that talk through files in a directory below ``meeting``; see the module.
+
+    ``wait``: seconds for all to come; ``dead``: seconds without a pulse after which a rank is dead (None: 10, on NFS
+    90). As a context manager an exception in the body ends the other ranks with its words.
+    Raises MeetingError, RankFailed; OSError where the directory cannot be written.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        meeting: str,
+        wait: float = WAIT_SECONDS,
+        dead: Optional[float] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rank = launch.rank
+        self.world_size = launch.world_size
+        self._clock = clock
+        self._me = this_process(launch)
+        self._place = open_place(meeting, launch)
+        if dead is None:
+            dead = DEAD_SECONDS_NFS if is_nfs(self._place.path) else DEAD_SECONDS
+        self._dead = dead
+        self._number = 0  # of the last collective
+        self._sent: List[Tuple[int, int, str]] = []  # messages that may not have been read: number, root, name
+        self._looked = clock()
+        self._turn = 0
+        self._watches: Dict[int, Watch] = {}
+        try:
+            self._nonce, self._processes, self._heart = Handshake(self._place, self._me, wait, clock).run()
+            self._heart.start()
+        except BaseException:
+            self._place.close()
+            raise
+        with self._ending_all():
+            self.barrier()  # from here on every pulse is there
+
+    # ---- collectives
+
+    def broadcast(self, obj: Any, root: int = 0) -> Any:
+        """The ``obj`` of the rank ``root``, on every rank; anything that JSON knows."""
+        self._number += 1
+        if self.rank == root:
+            self._post(root, obj)
+            return obj
+        received = self._receive(root)
+        self._forget(root)  # it had read what it gathered before
+        return received
+
+    def gather(self, obj: Any, root: int = 0) -> Optional[List[Any]]:
+        """On the rank ``root`` the ``obj`` of every rank, in order; None on the others."""
+        self._number += 1
+        if self.rank != root:
+            self._post(root, obj)
+            return None
+        gathered = [obj if rank == root else self._receive(rank) for rank in range(self.world_size)]
+        self._forget(root)  # all have come here, past what this rank had sent them
+        return gathered
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.gather(None)
+        self.broadcast(None)
+
+    def _message(self, rank: int) -> str:
+        return "say.%s.%d.%d" % (self._nonce, self._number, rank)
+
+    def _post(self, root: int, obj: Any) -> None:
+        name = self._message(self.rank)
+        self._place.write(name, [obj])
+        self._heart.say(posted=self._number)
+        self._sent.append((self._number, root, name))
+
+    def _receive(self, rank: int) -> Any:
+        """Wait for the message that a rank posts in the present collective."""
+        watch = self._watch(rank)
+        for _ in _pauses():
+            pulse = watch.look()
+            if pulse.posted >= self._number:
+                break
+            self._judge(watch)
+            if pulse.gone:
+                raise RankFailed(rank, "rank %d has left the job" % rank)
+            self.check()
+        message = self._place.read(self._message(rank))
+        if message is None:
+            raise RankFailed(rank, "a message of rank %d is lost" % rank)
+        return message[0]
+
+    def _forget(self, root: int) -> None:
+        """Remove messages of this rank that, now that it has heard from ``root``, are known to have been read."""
+        for number, other, name in list(self._sent):
+            if other == root and number < self._number:
+                self._place.remove(name)
+                self._sent.remove((number, other, name))
+
+    # ---- who is alive
+
+    def _watch(self, rank: int) -> Watch:
+        if rank not in self._watches:
+            name = pulse_name(self._nonce, rank)
+            self._watches[rank] = Watch(self._place, name, self._processes[rank], self._clock)
+        return self._watches[rank]
+
+    def check(self) -> None:
+        """Raise RankFailed if a rank is known to have failed or died; to be called often, it rarely looks."""
+        if self._clock() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = self._clock()
+        if self.rank:
+            self._judge(self._watch(0))
+            return
+        for _ in range(min(LOOKS, self.world_size - 1)):
+            self._turn = self._turn % (self.world_size - 1) + 1
+            self._judge(self._watch(self._turn))
+
+    def _judge(self, watch: Watch) -> None:
+        """Raise RankFailed, and pass it on, if a rank says that there is a failure, or says nothing any more."""
+        pulse, process = watch.look(), watch.process
+        if pulse.failed is None and not pulse.gone:
+            if self._is_gone(process):
+                pulse = watch.look()  # what it said last
+                if pulse.failed is None and not pulse.gone:
+                    words = "rank %d (%s) has died: its process is gone" % (process.rank, process.host)
+                    pulse = pulse._replace(failed=(process.rank, words))
+            elif watch.silence() > self._dead:
+                words = "rank %d (%s) has died: no sign of life for %g s" % (process.rank, process.host, self._dead)
+                pulse = pulse._replace(failed=(process.rank, words))
+        if pulse.failed is not None:
+            self._tell(*pulse.failed)
+            raise RankFailed(*pulse.failed)
+
+    def _is_gone(self, process: Process) -> bool:
+        """Whether a process that would have to be seen from here is not."""
+        return bool(self._me.kernel) and process.kernel == self._me.kernel and start_of(process.pid) != process.start
+
+    def _tell(self, rank: int, words: str) -> None:
+        if self._heart.failed() is None:
+            with contextlib.suppress(OSError):  # the others will see that the pulse stops
+                self._heart.say(failed=(rank, words[:REASON_LENGTH]))
+
+    def fail(self, reason: str) -> bool:
+        """Tell the others that this rank has failed: they end, whatever they wait for. True; never raises OSError."""
+        self._tell(self.rank, "rank %d (%s) failed: %s" % (self.rank, self._me.host, reason))
+        return True
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Leave. Rank 0 goes last and removes the directory; the others do if it has died. Never raises OSError."""
+        with contextlib.suppress(OSError):
+            self._heart.say(gone=True)
+        self._heart.stop()
+        with contextlib.suppress(OSError, MeetingError):
+            if self.rank == 0:
+                self._wait_for_all()
+                self._place.clear()
+            elif self._is_rank_0_dead():
+                self._remove_own(0)
+                self._remove_own(self.rank)
+                if self._place.created:
+                    os.rmdir(self._place.path)  # the last one can
+        self._place.close()
+
+    def _wait_for_all(self) -> None:
+        """Until every rank has left or is dead, so that all have read what rank 0 had to say."""
+        waiting = set(range(1, self.world_size))
+        for _ in _pauses():
+            for rank in list(waiting):
+                watch = self._watch(rank)
+                if watch.look().gone or self._is_gone(watch.process) or watch.silence() > self._dead:
+                    waiting.discard(rank)
+            if not waiting:
+                return
+
+    def _is_rank_0_dead(self) -> bool:
+        watch = self._watch(0)
+        return self._is_gone(watch.process) or watch.silence() > self._dead
+
+    def _remove_own(self, rank: int) -> None:
+        names = ["hello.%d" % rank, pulse_name(self._nonce, rank), "ready.%s.%d" % (self._nonce, rank)]
+        names += ["welcome"] if rank == 0 else []
+        ending = ".%d" % rank
+        names += [n for n in os.listdir(self._place.fd) if n.startswith("say.%s." % self._nonce) and n.endswith(ending)]
+        for name in names:
+            self._place.remove(name)
+
+    @contextlib.contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        """What goes wrong here ends the other ranks too."""
+        try:
+            yield
+        except RankFailed:  # they know
+            self.close()
+            raise
+        except BaseException as exc:
+            self.fail("%s: %s" % (type(exc).__name__, exc) if str(exc) else type(exc).__name__)
+            self.close()
+            raise
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, kind: Any, exc: Optional[BaseException], trace: Any) -> None:
+        if exc is not None and not isinstance(exc, RankFailed):
+            self.fail(str(exc) or type(exc).__name__)
+        self.close()

@@ -1,0 +1,349 @@
+# SPDX-FileCopyrightText: Copyright (c) the mlperf-common authors
+# SPDX-License-Identifier: Apache-2.0
+"""A command line that is one of several ranks: who they are, where they meet, what they copy together.
+
+``job``: all ranks share one DEST on a filesystem that every one of them sees, which a real file proves before
+anything is written. ``node``: DEST is each node's own; the ranks of a node make one whole copy together. The source is
+walked once, by rank 0, whatever the number of ranks. Nothing here is done without --distributed, and only then is the
+launcher's environment read.
+
+Promises: a refusal on any node stops all of them before the first byte; every rank ends with the same status; a rank
+that fails or dies ends the others. Does not: wait for a rank longer than ``--rank-timeout`` lets it be silent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
+
+from mlperf_common.fileio import command
+from mlperf_common.fileio.refusals import CopyArgumentError, UnreadableEntries
+from mlperf_common.fileio.words import quote, reason_of
+
+if TYPE_CHECKING:
+    from mlperf_common.fileio.copyplan import CopyPlan
+    from mlperf_common.fileio.facts import Options
+    from mlperf_common.fileio.listing import AnyPool, Roots
+    from mlperf_common.fileio.report import Events, Summary
+    from mlperf_common.fileio.sharing import Crew
+    from mlperf_common.fileio.walk import ListDirectories
+
+JOB, NODE = "job", "node"
+
+WORDS = {JOB: "all ranks share one %s", NODE: "each node has a %s of its own"}
+
+
+def add_options(parser: command.Parser, modes: Sequence[str], meeting_help: str) -> None:
+    """--distributed and what goes with it."""
+    add = parser.add_argument
+    add(
+        "--distributed",
+        nargs="?",
+        const=JOB,
+        choices=modes,
+        metavar="HOW",
+        help="take part as one rank of a Slurm step, mpirun or torchrun; HOW: %s (default: job)" % " or ".join(modes),
+    )
+    add("--rendezvous", metavar="DIR", action=command.Once, help=meeting_help)
+    add(
+        "--rank-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        help="a rank that is silent for so long is dead (default: 10; 90 where they meet on NFS)",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError("not a number of seconds: %s" % quote(text))
+    return value
+
+
+def refuse_conflicts(parser: command.Parser, args: Any, others: Sequence[str]) -> None:
+    """Options that make no sense without --distributed, or (``others``) none with it, are usage errors."""
+    if args.distributed is None:
+        for name in ("rendezvous", "rank_timeout"):
+            if getattr(args, name) is not None:
+                parser.error("--%s needs --distributed" % name.replace("_", "-"))
+        return
+    if args.distributed == NODE and args.rendezvous is None:
+        parser.error("--distributed=node needs --rendezvous: a directory that all nodes share")
+    for name in others:
+        if getattr(args, name.replace("-", "_")) not in (None, False):
+            parser.error("cannot combine --distributed and --%s" % name)
+
+
+def run(program: str, args: Any, meeting: str, what: str, body: Callable[[Any], int]) -> int:
+    """``body`` with the communicator of this job's ranks, who meet in the directory ``meeting``; its exit status.
+
+    ``what`` they share, for the first line, in which rank 0 says who they are. What ends the job is told once: by rank
+    0, unless it is rank 0 that has failed or died.
+    """
+    from mlperf_common.distributed.communicator import MeetingError, RankFailed
+    from mlperf_common.distributed.launch import LaunchError, detect
+
+    try:
+        mine = detect(os.environ)
+    except LaunchError as exc:
+        command.say(program, str(exc))
+        return 1
+    if mine.rank == 0 and not args.quiet:
+        how = WORDS[args.distributed] % what if mine.world_size > 1 else "there are no other ranks"
+        command.say(program, "rank 0 of %d (%s): %s" % (mine.world_size, mine.launcher, how))
+    try:
+        with _communicator(mine, args, meeting) as comm:
+            return body(comm)
+    except (LaunchError, MeetingError) as exc:
+        command.say(program, str(exc))
+    except RankFailed as exc:
+        if 0 in (mine.rank, exc.rank):
+            command.say(program, "the job ends: %s" % exc)
+    return 1
+
+
+@contextmanager
+def _communicator(mine: Any, args: Any, meeting: str) -> Iterator[Any]:
+    from mlperf_common.distributed import communicator, launch
+
+    if mine.world_size == 1:
+        yield communicator.Single()
+        return
+    if not mine.job and args.rendezvous is None:
+        raise launch.LaunchError(
+            "%s gives its jobs no name: say --rendezvous DIR, an empty directory that all ranks share" % mine.launcher
+        )
+    with communicator.Files(mine, meeting, dead=args.rank_timeout) as comm:
+        yield comm
+
+
+def meeting_place(args: Any, destination: str) -> str:
+    """--rendezvous, else the existing directory in which DEST is or will be."""
+    if args.rendezvous is not None:
+        return str(args.rendezvous)
+    if os.path.isdir(destination):
+        return destination
+    return os.path.dirname(destination.rstrip("/")) or "."
+
+
+# ------------------------------------------------------------------------------------------------------ the copy
+
+
+class Copy(NamedTuple):
+    """What a copy is made with, by whoever reads the command line."""
+
+    args: Any
+    pool: AnyPool
+    roots: Roots
+    events: Events
+    plan: Callable[[ListDirectories], CopyPlan]
+    tell: Callable[[CopyPlan], bool]  # what is to be said of a plan; False: nothing is to be copied
+    options: Callable[[], Options]
+
+
+class Outcome(NamedTuple):
+    """What a rank knows at the end: whether all is complete, and in rank 0 the plan and the summary of it all."""
+
+    complete: bool
+    plan: Optional[CopyPlan] = None
+    summary: Optional[Summary] = None
+
+
+def copy(job: Copy, comm: Any) -> Outcome:
+    """Take part in a copy. Raises CopyArgumentError (rank 0), RankFailed, OSError, Interrupted, AllWorkersDied."""
+    job.pool.on_tick = comm.check
+    return _copy_on_nodes(job, comm) if job.args.distributed == NODE else _copy_as_one(job, comm)
+
+
+class Planned(NamedTuple):
+    """A plan, or why there is none; neither where a rank does not plan."""
+
+    plan: Optional[CopyPlan] = None
+    error: Optional[Exception] = None
+
+
+def _try(job: Copy, lister: ListDirectories) -> Planned:
+    try:
+        return Planned(job.plan(lister))
+    except (CopyArgumentError, UnreadableEntries, OSError) as exc:
+        return Planned(None, exc)
+
+
+def _copy_as_one(job: Copy, comm: Any) -> Outcome:
+    """All ranks share DEST: rank 0 leads."""
+    from mlperf_common.distributed.tempdir import shared_tempdir
+    from mlperf_common.fileio import sharing
+    from mlperf_common.fileio.listing import PoolLister
+
+    planned = _try(job, PoolLister(job.pool, job.roots)) if comm.rank == 0 else Planned()
+    plan = planned.plan
+    wanted = plan is not None and job.tell(plan)
+    refused, base = comm.broadcast([planned.error is not None, plan.base.path if plan is not None and wanted else ""])
+    if planned.error is not None:
+        raise planned.error
+    if refused or not base:
+        return Outcome(not refused, plan)
+    if not _is_shared(base, comm, job.events):
+        return Outcome(False, plan)
+    with shared_tempdir(comm, dir=base, prefix=".fastcp-job-") as place, _opened(place) as fd:
+        crew = sharing.Crew(comm.rank, comm.world_size, fd, comm.barrier, comm.check)
+        summary = _work(job, plan, crew)
+    return Outcome(bool(comm.broadcast(summary.is_complete())), plan, summary)
+
+
+def _work(job: Copy, plan: Optional[CopyPlan], crew: Crew) -> Summary:
+    """Lead those who share a DEST, or be one of them."""
+    from mlperf_common.fileio import sharing, transfer
+
+    if plan is None:
+        return sharing.help_out(crew, job.pool, job.roots, job.events)
+    return transfer.copy(plan, job.pool, job.roots, job.options(), job.events, crew=crew)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_shared(base: str, comm: Any, events: Events) -> bool:
+    """Whether every rank finds in ``base`` a file that rank 0 has just made there; if not, rank 0 says so."""
+    made, strangers = "", []
+    try:
+        probe = [os.path.join(base, ".fastcp-probe-%s" % os.urandom(8).hex()), os.urandom(16).hex()]
+        if comm.rank == 0:
+            _write_new(*probe)
+            made = probe[0]
+        name, text = comm.broadcast(probe)
+        hosts = comm.gather("" if _holds(name, text) else socket.gethostname())
+        strangers = comm.broadcast(sorted({host for host in hosts if host}) if comm.rank == 0 else None)
+    finally:
+        if made:
+            os.unlink(made)
+    if strangers and comm.rank == 0:
+        events.problem(
+            "%s is another directory on %s: --distributed=node makes a copy on each node"
+            % (quote(base), ", ".join(strangers[:5]) + ("..." if len(strangers) > 5 else ""))
+        )
+    return not strangers
+
+
+def _write_new(name: str, text: str) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="ascii") as stream:
+        stream.write(text)
+
+
+def _holds(name: str, text: str) -> bool:
+    try:
+        with open(name, encoding="ascii") as stream:
+            return stream.read() == text
+    except OSError:
+        return False
+
+
+# --------------------------------------------------------------------------------------------- a copy on each node
+
+
+def _copy_on_nodes(job: Copy, comm: Any) -> Outcome:
+    """Each node has its own DEST, and its first rank leads there."""
+    from mlperf_common.distributed.tempdir import shared_tempdir
+    from mlperf_common.fileio import sharing
+
+    group = _group(comm)
+    leads = comm.rank == group[0]
+    with shared_tempdir(comm, dir=job.args.rendezvous, prefix=".fastcp-job-") as place:
+        mine = os.path.join(place, "node-%d" % group[0])
+        if leads:
+            os.mkdir(mine, 0o700)
+        planned = _plan_on_nodes(job, comm, os.path.join(place, "walk"), leads)
+        plan = planned.plan
+        refused = _tell_refusals(job, comm, planned.error)
+        if not comm.broadcast(not refused and plan is not None and job.tell(plan)):
+            return Outcome(not refused, plan)
+        with _opened(mine) as fd:
+            number = group.index(comm.rank)
+            crew = sharing.Crew(number, len(group), fd, comm.barrier, comm.check, checks_sources=comm.rank == 0)
+            summary = _work(job, plan, crew)
+        others = comm.gather(_told(summary, job.events) if leads and comm.rank else None)
+    if comm.rank == 0:
+        _add_up(summary, job.events, others)
+    return Outcome(bool(comm.broadcast(summary.is_complete())), plan, summary)
+
+
+def _plan_on_nodes(job: Copy, comm: Any, walk: str, leads: bool) -> Planned:
+    """Rank 0 walks the source and writes down what it finds; the other nodes' leaders plan by that."""
+    from mlperf_common.fileio.listing import PoolLister
+    from mlperf_common.fileio.rewalk import Recording, Replay
+
+    lister = PoolLister(job.pool, job.roots)
+    planned = Planned()
+    if comm.rank == 0:
+        with open(walk, "x", encoding="ascii") as stream:
+            planned = _try(job, Recording(lister, stream))
+    if comm.broadcast(planned.error is None) and leads and comm.rank:
+        with open(walk, encoding="ascii") as stream:
+            planned = _try(job, Replay(lister, stream))
+    return planned
+
+
+def _tell_refusals(job: Copy, comm: Any, error: Optional[Exception]) -> bool:
+    """Whether any node cannot make its copy; rank 0 says which, and why."""
+    said = comm.gather("" if error is None else "node %s: %s" % (socket.gethostname(), _words(error)))
+    if comm.rank == 0:
+        for line in said:
+            if line:
+                job.events.problem(line)
+    return bool(comm.broadcast(any(said) if comm.rank == 0 else None))
+
+
+def _words(error: Exception) -> str:
+    return reason_of(error) if isinstance(error, OSError) else str(error)
+
+
+def _group(comm: Any) -> List[int]:
+    """The ranks of this node, in order."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+        node = "%s %s" % (socket.gethostname(), stream.read().strip())
+    nodes = comm.broadcast(comm.gather(node))
+    return [rank for rank, other in enumerate(nodes) if other == node]
+
+
+def _told(summary: Summary, events: Events) -> Any:
+    """What the leader of another node has to say."""
+    return [
+        socket.gethostname(),
+        {name: getattr(summary, name) for name in COUNTS},
+        summary.stopped,
+        [*getattr(events, "failures", ()), *getattr(events, "problems", ())],
+    ]
+
+
+COUNTS = ("files", "links", "directories", "bytes", "failed", "problems", "not_tried", "same", "unchanged", "outside")
+
+
+def _add_up(summary: Summary, events: Events, others: Sequence[Any]) -> None:
+    """All nodes' counts together, and what went wrong on each."""
+    for told in others:
+        if told is None:
+            continue
+        host, counts, stopped, lines = told
+        for name, count in counts.items():
+            setattr(summary, name, getattr(summary, name) + count)
+        if stopped:
+            summary.stop("node %s: %s" % (host, stopped))
+        for line in lines:
+            events.problem("node %s: %s" % (host, line if isinstance(line, str) else _failure(*line)))
+
+
+def _failure(source: str, destination: str, reason: str) -> str:
+    return "cannot copy %s to %s: %s" % (quote(source), quote(destination), reason)
