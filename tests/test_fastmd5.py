@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -288,6 +289,26 @@ class Troubles(TestCase):
         run_tool("fastmd5", "-n", "1", "t", cwd=root, user=support.NOBODY, under=under, expect=0)
         with open(log, encoding="utf-8", errors="replace") as file:
             self.assertEqual(sum('"f' in line and "O_DIRECTORY" not in line for line in file), 20)
+
+    def read_from_storage(self, *words: str) -> int:
+        """Run fastmd5; the bytes that it and its workers had from the storage, the page cache left as it was."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
+        run_tool("fastmd5", *words, cwd=self.tmp, expect=0)
+        return (resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - before) * 512
+
+    def test_a_list_takes_from_the_page_cache_what_is_all_there_and_a_proof_nothing(self) -> None:
+        size = 12 * MIB
+        for name in ("f", "g"):
+            self.make(name, Random(size, seed=1))
+        os.sync()
+        with open(self.path("m"), "wb") as file:
+            file.write(run_tool("fastmd5", "f", cwd=self.tmp, expect=0).stdout_bytes)
+        self.assertLess(self.read_from_storage("f"), MIB)
+        self.assertGreaterEqual(self.read_from_storage("-c", "m"), size)
+        self.assertGreaterEqual(self.read_from_storage("--compare", "f", "g"), 2 * size)
+        with open(self.path("f"), "rb") as file:  # a part of it is not
+            os.posix_fadvise(file.fileno(), 3 * MIB, 4 * MIB, os.POSIX_FADV_DONTNEED)
+        self.assertGreaterEqual(self.read_from_storage("f"), size)
 
     @slow
     @needs_root

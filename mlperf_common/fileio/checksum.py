@@ -61,7 +61,7 @@ class HashSummary:
         """``direct``, or why it was not."""
         direct = bool(self.direct - set(self.refused))
         if not self.refused:
-            return "direct" if direct else "buffered (small files)" if self.bytes else "none (no bytes)"
+            return "direct" if direct else "buffered (small or cached files)" if self.bytes else "none (no bytes)"
         why = "; ".join(sorted(set(self.refused.values())))
         return f"{'partly direct' if direct else 'buffered'} ({why})"
 
@@ -81,10 +81,10 @@ class LargeFile:
         self._chunks: Deque[Range] = deque()
         self._digests: Dict[int, Chunk] = {}
 
-    def open(self, roots: Roots, reading: Reading) -> None:
-        """Open the file and cut it into chunks. Raises OSError, Unusable."""
+    def open(self, roots: Roots, reading: Reading, cached: bool) -> None:
+        """Open the file and cut it into chunks; ``cached`` as for ``hash_files``. Raises OSError, Unusable."""
         self._fd, before = _open_source(self.unit.sources[self.index], roots)
-        direct = reading.prepare(self._fd, before)
+        direct = reading.prepare(self._fd, before, cached)
         size = before.st_size
         for start in range(0, size, self._chunk_size):
             end = min(start + self._chunk_size, size)
@@ -146,8 +146,11 @@ def hash_files(
     roots: Roots,
     events: HashEvents,
     summary: HashSummary,
+    cached: bool = False,
 ) -> None:
     """Hash what was found, on a pool that has ``hashtasks.FUNCTIONS``; ``summary`` is filled in as it goes.
+
+    ``cached``: what is in the page cache is taken from there; else large files are read from the storage.
 
     Raises DigestRefused, AllWorkersDied, Interrupted, and
     whatever the events raise; the caller then aborts the pool.
@@ -155,7 +158,7 @@ def hash_files(
     digest.md5_constructor()
     summary.files_total, summary.bytes_total = found.files, found.bytes
     summary.problems += found.problems
-    run = _Run(hashplan.cut(found.sources()), roots, events, summary)
+    run = _Run(hashplan.cut(found.sources()), roots, events, summary, cached)
     try:
         pool.run(run.next_task, run.on_result)
     finally:
@@ -166,8 +169,9 @@ class _Run:
     """Gives out the tasks, takes the results, lets them go in order."""
 
     def __init__(
-        self, units: Iterator[Unit], roots: Roots, events: HashEvents, summary: HashSummary
+        self, units: Iterator[Unit], roots: Roots, events: HashEvents, summary: HashSummary, cached: bool
     ) -> None:
+        self._cached = cached
         self._units = units
         self._roots = roots
         self._events = events
@@ -220,7 +224,7 @@ class _Run:
                 return None
             key, fds = root.key, (root.fd,)
         groups = hashplan.groups([unit.sources[index] for index in unit.due])
-        return Task("hash", Batch(key, first.chunk_size, first.follow, groups), fds, unit)
+        return Task("hash", Batch(key, first.chunk_size, first.follow, groups, self._cached), fds, unit)
 
     def _with_chunks(self) -> Optional[LargeFile]:
         """The large file at hand, or the next one that is due, opened."""
@@ -234,7 +238,7 @@ class _Run:
     def _open_large(self, large: LargeFile) -> None:
         self._open.add(large)
         try:
-            large.open(self._roots, self._reading)
+            large.open(self._roots, self._reading, self._cached)
         except (OSError, Unusable) as exc:
             large.fail(hashtasks.unread(exc))
         self._end_if_done(large)

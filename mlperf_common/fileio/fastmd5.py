@@ -199,7 +199,7 @@ def _hash(
         looked = [(operand, _stat(operand or ".", args.follow)) for operand in operands]
         found: Found = hashplan.find(looked, PoolLister(pool, roots), console, wanted)
         console.follow(pool, lambda: (found.bytes, summary.files, found.files))
-        checksum.hash_files(found, pool, roots, console, summary)
+        checksum.hash_files(found, pool, roots, console, summary, cached=True)
     except (DigestRefused, AllWorkersDied) as exc:
         console.problem(str(exc))
         summary.problems += 1
