@@ -58,7 +58,7 @@ def slurm(place: str, timeout: float = 60) -> Iterator[Dict[str, str]]:
 
 def _configure(place: str) -> str:
     """Write everything that the daemons read below ``place``; the path of slurm.conf."""
-    for name in ("state", "spool"):
+    for name in ("s", "d"):
         os.mkdir(os.path.join(place, name), 0o755)
     _write(place, "munge.key", secrets.token_bytes(128), 0o600)
     # A container may have no control groups that can be written to; this plugin touches none unless it is asked to.
@@ -74,8 +74,8 @@ def _configure(place: str) -> str:
         "AuthType=auth/munge",
         f"AuthInfo=socket={place}/munge.socket",
         "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
-        f"StateSaveLocation={place}/state",
-        f"SlurmdSpoolDir={place}/spool",
+        f"StateSaveLocation={place}/s",
+        f"SlurmdSpoolDir={place}/d",
         f"SlurmctldPidFile={place}/slurmctld.pid",
         f"SlurmdPidFile={place}/slurmd.pid",
         "ProctrackType=proctrack/linuxproc",
@@ -85,9 +85,9 @@ def _configure(place: str) -> str:
         "SlurmdParameters=config_overrides",
         "MpiDefault=none",
         "ReturnToService=2",
-        "SchedulerParameters=sched_min_interval=0,batch_sched_delay=0",
-        f"NodeName=node NodeHostname={host} NodeAddr=127.0.0.1 CPUs={CPUS} State=UNKNOWN",
-        "PartitionName=all Nodes=node Default=YES MaxTime=INFINITE State=UP",
+        "SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1",
+        f"NodeName={host} NodeAddr=127.0.0.1 CPUs={CPUS} State=UNKNOWN",
+        f"PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP",
     ]
     return _write(place, "slurm.conf", "".join(line + "\n" for line in lines).encode())
 

@@ -10,6 +10,8 @@ the message names a path and the system's reason, and exit status 0 comes only w
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from typing import Any, Dict, List, Optional, Tuple
 
 import support
@@ -24,12 +26,14 @@ FAULTS: List[Tuple[str, str, bool]] = [
     ("preadv2", "error=EIO:when=1", False),
     ("preadv2", "error=EIO:when=2", False),
     ("preadv2", "error=EINTR:when=1", True),
+    ("preadv2", "error=ESTALE:when=1", False),
     ("preadv2", "retval=0:when=1", False),
     ("pwritev2", "error=ENOSPC:when=1", False),
     ("pwritev2", "error=EDQUOT:when=1", False),
     ("pwritev2", "error=EIO:when=1", False),
     ("pwritev2", "error=EINTR:when=1", True),
     ("pwritev2", "retval=0:when=1+", False),
+    ("pwritev2", "error=ESTALE:when=2", False),
     ("ftruncate", "error=EIO:when=1", False),
     ("mkdir,mkdirat", "error=EACCES:when=1", False),
     ("mkdir,mkdirat", "error=ENOSPC:when=1", False),
@@ -185,9 +189,17 @@ class Hashing(TestCase):
     @needs("strace")
     def test_a_read_error_is_named_and_has_no_line(self) -> None:
         self.make("t", {"a": Random(3 * MIB, seed=1), "b": b"small"})
-        for fault, status in (("error=EIO:when=1", 1), ("error=EINTR:when=1", 0), ("retval=0:when=1", None)):
+        # The first call asks whether the page cache has the file, which it has not.
+        for fault, status in (
+            ("error=EIO:when=1", 0),
+            ("error=EIO:when=2", 1),
+            ("error=ESTALE:when=2", 1),
+            ("error=EINTR:when=2", 0),
+            ("retval=0:when=2", None),
+        ):
             with self.subTest(fault):
                 log = self.path("log")
+                run_tool("dropcache", "t", cwd=self.tmp, expect=0)
                 under = support.strace_inject(log, "preadv2", fault)
                 result = run_tool("fastmd5", "-n", "1", "t", cwd=self.tmp, under=under)
                 self.assertGreater(support.injected(log), 0)
@@ -199,16 +211,43 @@ class Hashing(TestCase):
     @needs("strace")
     def test_a_listing_that_fails_half_way_is_no_listing(self) -> None:
         self.make("t", {f"f{i:04}": b"x" for i in range(3000)})
-        for when in (1, 2):
+        words = {"EIO": "Input/output error", "ESTALE": "Stale file handle", "ENOMEM": "Cannot allocate memory"}
+        for error, when in (("EIO", 1), ("EIO", 2), ("ESTALE", 2), ("ENOMEM", 1)):
             for tool, args in (("fastmd5", ("t",)), ("fastcp", ("-r", "t", "copy"))):
-                with self.subTest(tool, when=when):
-                    under = support.strace_inject(self.path("log"), "getdents64", f"error=EIO:when={when}")
+                with self.subTest(tool, error=error, when=when):
+                    under = support.strace_inject(self.path("log"), "getdents64", f"error={error}:when={when}")
                     under[1:1] = ["-P", self.path("t")]  # Python lists directories of its own
                     result = run_tool(tool, "-n", "1", *args, cwd=self.tmp, under=under, expect=1)
                     self.assertGreater(support.injected(self.path("log")), 0)
                     self.assertEqual(result.stdout, "")
-                    self.assertIn("'t': Input/output error", result.stderr)
+                    self.assertIn(f"'t': {words[error]}", result.stderr)
                     self.assertFalse(os.path.exists(self.path("copy")))
+
+
+class Limits(TestCase):
+    """Little memory, and a reader of messages that takes its time."""
+
+    def test_address_space(self) -> None:
+        source = self.make("big", Random(70 * MIB, seed=1))
+        under = ["bash", "-c", 'ulimit -v 800000; exec "$@"', "bash"]
+        run_tool("fastcp", "-n", "64", "-b", "64M", source, self.path("a"), under=under, expect=0)
+        self.assert_same_tree(self.path("a"), source)
+        for tool, words in (("fastcp", [self.path("b")]), ("fastmd5", []), ("fastmd5", ["--compare", self.path("a")])):
+            with self.subTest(tool, words=words):
+                result = run_tool(tool, "-b", "1G", source, *words, under=under, expect=1)
+                advice = "Cannot allocate memory for a buffer of 1073741824 bytes; a smaller one will do (-b)"
+                self.assertIn(advice, result.stderr)
+        self.assertFalse(os.path.exists(self.path("b")))
+        run_tool("fastcp", "-b", "64M", source, self.path("b"), under=under, expect=0)  # as it says
+
+    def test_a_slow_reader_of_messages(self) -> None:
+        source = self.make("s", {f"d{i}": {f"{'f' * 100}{j}": b"x" for j in range(300)} for i in range(10)})
+        process = self.start_tool("fastcp", "-rv", "-n", "16", source, self.path("copy"), stderr=subprocess.PIPE)
+        time.sleep(2)  # the pipe is full long before: 600 kB
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0)
+        self.assertEqual(errors.count(b"\n"), 3001)
+        self.assert_same_tree(self.path("copy"), source)
 
 
 @slow

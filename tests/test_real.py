@@ -79,8 +79,9 @@ class RealTrees(TestCase):
                 file.write(b"\x57")
                 done = run_tool("fastmd5", "-C", self.path("d"), "-c", input=text, expect=1, timeout=120)
                 self.assertEqual(done.stdout, f"big: FAILED (bytes {start} to {end} differ)\n")
-                done = run_tool("fastmd5", "--compare", self.path("s"), self.path("d"), expect=1, timeout=120)
-                self.assertEqual(done.stdout, f"content differs: 'big' (bytes {start} to {end})\n")
+                if chunk == 2:  # each of them would take a minute; test_checksum compares every chunk of small ones
+                    done = run_tool("fastmd5", "--compare", self.path("s"), self.path("d"), expect=1, timeout=120)
+                    self.assertEqual(done.stdout, f"content differs: 'big' (bytes {start} to {end})\n")
                 file.seek(place)
                 file.write(b"\x55")
 

@@ -92,9 +92,13 @@ class Worker:
         self._view: Optional[memoryview] = None
 
     def buffer(self) -> memoryview:
-        """This worker's aligned buffer of ``buffer_size`` bytes, made on first use (after the fork)."""
+        """This worker's aligned buffer of ``buffer_size`` bytes, made on first use (after the fork). Raises OSError."""
         if self._view is None:
-            self._view = direct_io.allocate_aligned_buffers(self.buffer_size, direct_io.BUFFER_ALIGN, 1)[0][0]
+            try:
+                self._view = direct_io.allocate_aligned_buffers(self.buffer_size, direct_io.BUFFER_ALIGN, 1)[0][0]
+            except OSError as exc:
+                words = "%s for a buffer of %d bytes; a smaller one will do (-b)" % (exc.strerror, self.buffer_size)
+                raise OSError(exc.errno, words) from exc
         return self._view
 
     def moved(self, count: int) -> None:
