@@ -15,7 +15,7 @@ import support
 from copying import IN_PROCESS, MIB
 from support import Random, TestCase
 
-from mlperf_common.fileio import checksum, comparing, hashplan, hashtasks, listing, pairtasks
+from mlperf_common.fileio import checksum, comparing, digest, hashplan, hashtasks, listing, pairtasks
 
 CHUNK = MIB
 SIZES = [0, 1, 4097, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 7, 5 * CHUNK + 4096]
@@ -57,6 +57,65 @@ def hash_all(operands: Sequence[str], workers: int, everything: bool = False) ->
         roots.close()
         pool.close()
     return ear.told
+
+
+class Policy(TestCase):
+    """Machines on which MD5 is refused unless it is not for security (FIPS), or is refused altogether."""
+
+    def constructor(self, md5: Any) -> Any:
+        with mock.patch.object(hashlib, "md5", md5):
+            digest.md5_constructor.cache_clear()
+            self.addCleanup(digest.md5_constructor.cache_clear)
+            return digest.md5_constructor()
+
+    def test_fips(self) -> None:
+        real = hashlib.new
+
+        def strict(data: bytes = b"", usedforsecurity: bool = True) -> Any:
+            if usedforsecurity:
+                raise ValueError("[digital envelope routines] unsupported")
+            return real("md5", data)
+
+        self.assertEqual(self.constructor(strict)().hexdigest(), real("md5").hexdigest())
+
+    def test_a_python_that_does_not_know_the_word(self) -> None:
+        def old(data: bytes = b"") -> Any:
+            return hashlib.new("md5", data)
+
+        self.assertEqual(self.constructor(old)().hexdigest(), hashlib.new("md5").hexdigest())
+
+    def test_refused(self) -> None:
+        def never(data: bytes = b"", usedforsecurity: bool = True) -> Any:
+            raise ValueError("no MD5 here")
+
+        with self.assertRaisesRegex(digest.DigestRefused, "MD5 is not available here: no MD5 here"):
+            self.constructor(never)
+
+    def test_it_is_one_line(self) -> None:
+        # The tool itself, in a Python whose hashlib refuses.
+        self.make("site", {"usercustomize.py": b"", "sitecustomize.py": REFUSING.encode()})
+        self.make("f", b"x")
+        env = {"PYTHONPATH": self.path("site")}
+        self.make("m", b"f\t0\t1\t9dd4e461268c8034f5c8564e155c67a6\n")
+        for words in (["fastmd5", "f"], ["fastmd5", "-c", "m"], ["fastcp", "--verify", "f", "g"]):
+            with self.subTest(words=words):
+                done = support.run_tool(*words, cwd=self.tmp, env=env, expect=1)
+                self.assertIn("MD5 is not available here: no MD5\n", done.stderr)
+                self.assertLessEqual(done.stderr.count("\n"), 2)
+        self.assertFalse(os.path.exists(self.path("g")))
+        support.run_tool("fastmd5", "--compare", "f", "f", cwd=self.tmp, env=env, expect=0)  # which needs none
+
+
+REFUSING = """
+import hashlib
+
+
+def md5(*_, **__):
+    raise ValueError("no MD5")
+
+
+hashlib.md5 = md5
+"""
 
 
 class Hashing(TestCase):

@@ -466,6 +466,28 @@ class Differences(RulesTestCase):
             self.assertEqual((result.returncode, cpmodel.message_classes(result)), (1, {"special"}), result)
         self.assertEqual(cpmodel.photograph(os.fsencode(top)), before)
 
+    def test_standard_input_as_a_source(self) -> None:
+        self.make("a", b"content")
+        fastcp = " ".join(support.command_line("fastcp"))
+        for line, status in (
+            (f"{fastcp} <(seq 100000) new", 1),  # a pipe is a FIFO, whatever its name
+            (f"seq 9 | {fastcp} /dev/stdin new", 1),
+            (f"{fastcp} /dev/stdin new <a", 0),
+        ):
+            with self.subTest(line):
+                done = support.run(["bash", "-c", line], cwd=self.tmp)
+                self.assertEqual(done.returncode, status, done)
+                self.assertEqual(os.path.exists(self.path("new")), status == 0)
+                self.assertEqual("is a FIFO" in done.stderr, status == 1)
+        self.assert_same_tree(self.path("new"), b"content")
+
+    def test_what_cp_and_others_have_and_we_have_not_is_no_option(self) -> None:
+        source = self.make("s", {"a": b"x"})
+        for option in ("--delete", "--backup", "--remove-destination", "-b=x", "--attributes-only", "--append", "-i"):
+            with self.subTest(option):
+                support.run_tool("fastcp", option, "-r", source, self.path("new"), expect=2)
+                self.assertFalse(os.path.exists(self.path("new")))
+
     @needs_root
     def test_special_files_at_dest(self) -> None:
         null = support.Device("c", 1, 3)
