@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launchers that tests really start: a Slurm of one node, Open MPI's mpirun, Hydra.
 
-Promised: Slurm's daemons keep all files in the directory given and listen on 127.0.0.1 alone; they, and whatever their
-steps have started, end with the block, and within a second or so of this process however it ends. Not promised: that
-two blocks at the same time see each other, or a Slurm that works for another user than root.
+Promised: Slurm's daemons keep all files in the directory given, and listen on a loopback address alone if the host's
+name has one; they, and whatever their steps have started, end with the block, and within a second or so of this
+process however it ends. Not promised: a Slurm for another user than root, or on a machine without any network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Dict, Iterator, List, Sequence
+from typing import Dict, Iterator, List, Sequence, Tuple
 
 import run_tests
 import support
@@ -64,16 +64,17 @@ def _configure(place: str) -> str:
     # A container may have no control groups that can be written to; this plugin touches none unless it is asked to.
     _write(place, "cgroup.conf", b"CgroupPlugin=cgroup/v1\n")
     host = socket.gethostname().split(".")[0]
+    address, communication = _address(host)
     control, daemon = _free_ports(2)
     lines = [
         "ClusterName=test",
-        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmctldHost={host}({address})",
         f"SlurmctldPort={control}",
         f"SlurmdPort={daemon}",
         "SlurmUser=root",
         "AuthType=auth/munge",
         f"AuthInfo=socket={place}/munge.socket",
-        "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
+        f"CommunicationParameters={communication}",
         f"StateSaveLocation={place}/s",
         f"SlurmdSpoolDir={place}/d",
         f"SlurmctldPidFile={place}/slurmctld.pid",
@@ -86,7 +87,7 @@ def _configure(place: str) -> str:
         "MpiDefault=none",
         "ReturnToService=2",
         "SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1",
-        f"NodeName={host} NodeAddr=127.0.0.1 CPUs={CPUS} State=UNKNOWN",
+        f"NodeName={host} NodeAddr={address} CPUs={CPUS} State=UNKNOWN",
         f"PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP",
     ]
     return _write(place, "slurm.conf", "".join(line + "\n" for line in lines).encode())
@@ -94,6 +95,19 @@ def _configure(place: str) -> str:
 
 def _write(place: str, name: str, content: bytes, mode: int = 0o644) -> str:
     return support.make_tree(os.path.join(place, name), support.File(content, mode))
+
+
+def _address(host: str) -> Tuple[str, str]:
+    """Where the daemons can be reached, and what tells them to listen there alone.
+
+    Slurm can be told to listen at the address that the host's name has, and at no other. Where that is not a loopback
+    address (in containers), they have to listen at all; they take nothing without the key, which only root can read.
+    """
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(host)
+        if address.startswith("127."):
+            return address, "NoInAddrAny,NoCtldInAddrAny"
+    return "127.0.0.1", ""
 
 
 def _free_ports(count: int) -> List[int]:

@@ -27,7 +27,7 @@ FLOORS = {
         *("transfer", "checksum", "hashplan", "hashtasks", "checking", "comparing", "pairtasks"),
         *("directories", "naming", "leftovers", "filework", "recording", "digest", "copymanifest", "largefile"),
         *("batches", "copytasks", "linktasks", "dressing", "workload"),
-        *("sharing", "sharedfile", "workcode", "claims", "dealing", "rewalk"),
+        *("sharing", "sharedfile", "workcode", "claims", "dealing", "rewalk", "hashsharing", "pairsharing"),
         *("copyfile", "facts", "metadata", "listing", "workers"),
     ),
     "plan": ("copyplan", "landing", "refusals", "traces", "twins", "walk"),

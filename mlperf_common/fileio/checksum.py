@@ -83,10 +83,13 @@ class LargeFile:
 
     def open(self, roots: Roots, reading: Reading, cached: bool) -> None:
         """Open the file and cut it into chunks; ``cached`` as for ``hash_files``. Raises OSError, Unusable."""
-        self._fd, before = _open_source(self.unit.sources[self.index], roots)
+        source = self.unit.sources[self.index]
+        self._fd, before = _open_source(source, roots)
+        if source.stamp not in (None, (before.st_ino, before.st_size, before.st_mtime_ns)):
+            raise hashtasks.Changed("changed since it was listed")
         direct = reading.prepare(self._fd, before, cached)
         size = before.st_size
-        for start in range(0, size, self._chunk_size):
+        for start in range(*(source.part or (0, size)), self._chunk_size):
             end = min(start + self._chunk_size, size)
             self._chunks.append(Range(start, end, size, before.st_dev, direct, True))
         self._before = before

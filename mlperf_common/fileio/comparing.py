@@ -13,7 +13,7 @@ import itertools
 import os
 import stat
 from collections import deque
-from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from mlperf_common.fileio import copyplan, hashtasks, walk
 from mlperf_common.fileio.hashtasks import Learned, Reading, Unusable
@@ -45,6 +45,7 @@ BATCH_NAMES = 12 << 10
 MISSING, EXTRA, KIND, SIZE = "missing", "extra", "kind", "size"
 
 Entry = Union[FileEntry, LinkEntry, Directory]
+Stamp = Tuple[int, int, int]  # inode, size, modification time in nanoseconds
 
 
 class Events:
@@ -93,30 +94,39 @@ class Request(NamedTuple):
 
 
 def compare(
-    request: Request, pool: AnyPool, roots: Roots, lister: walk.ListDirectories, events: Events, counts: Counts
+    request: Request,
+    pool: AnyPool,
+    roots: Roots,
+    lister: walk.ListDirectories,
+    events: Events,
+    counts: Counts,
+    share: Optional[Callable[[Run], None]] = None,
 ) -> None:
     """Compare two operands on a pool that has ``pairtasks.FUNCTIONS``.
 
+    ``share``: has the entries of the run compared, instead of the pool alone.
     Raises OSError for an operand that cannot be looked at, AllWorkersDied, Interrupted.
     """
     look = os.stat if request.follow else os.lstat
     modes = [look(operand).st_mode for operand in (request.source, request.destination)]
-    run = _Run(request, roots, events, counts)
+    run = Run(request, roots, events, counts)
     if stat.S_IFMT(modes[0]) != stat.S_IFMT(modes[1]):
         run.differs("", KIND, _kinds(*(_word(mode) for mode in modes)))
     elif stat.S_ISDIR(modes[0]):
         trees = [_list(operand, request, lister, run) for operand in (request.source, request.destination)]
         if trees[0] is not None and trees[1] is not None:
             _compare_roots(run, request)
+            counts.files_total = sum(directory.count() for directory in walk.breadth_first([trees[0]]))
+            counts.bytes_total = sum(sum(directory.sizes()) for directory in walk.breadth_first([trees[0]]))
             run.entries = _Merge(run, trees[0], trees[1]).pairs()
             census = _Census(trees[0], trees[1], roots, run)
             pool.run(census.next_task, census.on_result)
     else:
         run.entries = iter([_operands(request, stat.S_ISLNK(modes[0]), counts)])
-    try:
-        pool.run(run.next_task, run.on_result)
-    finally:
-        run.close()
+    if share is not None:
+        share(run)
+    else:
+        run.on(pool)
 
 
 class _Census:
@@ -125,7 +135,7 @@ class _Census:
     Without it a comparison would share the blind spots of the copy, which uses the same walk.
     """
 
-    def __init__(self, ours: Tree, theirs: Tree, roots: Roots, run: _Run) -> None:
+    def __init__(self, ours: Tree, theirs: Tree, roots: Roots, run: Run) -> None:
         self._roots = roots
         self._run = run
         self._left: Dict[str, int] = run.left
@@ -162,7 +172,7 @@ class _Census:
 
 
 def _list(
-    operand: str, request: Request, lister: walk.ListDirectories, run: _Run
+    operand: str, request: Request, lister: walk.ListDirectories, run: Run
 ) -> Optional[Tree]:
     skipped: List[Tuple[str, str]] = []
     try:
@@ -193,7 +203,9 @@ def _kinds(ours: str, theirs: str) -> str:
 class Work(NamedTuple):
     """A pair of entries whose bytes, target or metadata are to be compared, or what is known of a path already.
 
-    ``ours`` and ``theirs`` are None for operands that are no directories, whose names are paths.
+    ``ours`` and ``theirs`` are None for operands that are no directories, whose names are paths. ``part``: the bytes
+    that are to be compared of large files, if not all; ``stamps``: their inodes, sizes and times, if they must have
+    these.
     """
 
     path: str
@@ -202,9 +214,11 @@ class Work(NamedTuple):
     pair: Optional[Pair]
     size: int
     findings: List[Finding]
+    part: Optional[Tuple[int, int]] = None
+    stamps: Optional[Tuple[Stamp, Stamp]] = None
 
 
-def _compare_roots(run: _Run, request: Request) -> None:
+def _compare_roots(run: Run, request: Request) -> None:
     run.counts.directories += 1
     if request.metadata:
         ours, theirs = (os.stat(operand) for operand in (request.source, request.destination))
@@ -230,7 +244,7 @@ def _operands(request: Request, is_link: bool, counts: Counts) -> Work:
 class _Merge:
     """Two walked trees, entry by entry, in byte order of the paths."""
 
-    def __init__(self, run: _Run, ours: Tree, theirs: Tree) -> None:
+    def __init__(self, run: Run, ours: Tree, theirs: Tree) -> None:
         self._counts = run.counts
         self._metadata = run.request.metadata
         self._roots = (ours.root, theirs.root)
@@ -349,7 +363,7 @@ class _Large:
         self.fds = []
 
 
-class _Run:
+class Run:
     """Gives out the tasks, takes the results, lets them go in order."""
 
     def __init__(self, request: Request, roots: Roots, events: Events, counts: Counts) -> None:
@@ -364,6 +378,13 @@ class _Run:
         self._large: Optional[_Large] = None
         self._open: Set[_Large] = set()
         self._reading = Reading()
+
+    def on(self, pool: AnyPool) -> None:
+        """Compare all entries. Raises AllWorkersDied, Interrupted."""
+        try:
+            pool.run(self.next_task, self.on_result)
+        finally:
+            self.close()
 
     def differs(self, path: str, kind: str, text: str) -> None:
         """Tell of one difference."""
@@ -412,7 +433,7 @@ class _Run:
         return works
 
     def _is_large(self, work: Work) -> bool:
-        return work.pair is not None and work.pair.bytes and work.size > self.request.chunk_size
+        return is_large(work, self.request.chunk_size)
 
     def _begin(self, slot: _Slot) -> Optional[Task]:
         due = [index for index, work in enumerate(slot.works) if work.pair is not None]
@@ -454,20 +475,22 @@ class _Run:
                 large.fds.append(fd)
                 large.before.append(st)
                 self._reading.prepare(fd, st)
-            self._cut(large)
-            if self.request.metadata:
+            self._cut(large, work)
+            if self.request.metadata and (work.part is None or work.part[0] == 0):
                 texts = metadata_differences(_looks(large.before[0]), _looks(large.before[1]))
                 large.slot.findings[0].extend((METADATA, text) for text in texts)
         except (OSError, Unusable) as exc:
             large.trouble = hashtasks.reason_of(exc)
         self._end_if_done(large)
 
-    def _cut(self, large: _Large) -> None:
+    def _cut(self, large: _Large, work: Work) -> None:
         sizes = [st.st_size for st in large.before]
+        if work.stamps not in (None, tuple(stamp_of(st) for st in large.before)):
+            raise hashtasks.Changed("changed since it was listed")
         if sizes[0] != sizes[1]:
             raise hashtasks.Changed("changed while it was being compared: sizes %d and %d" % (sizes[0], sizes[1]))
         devs = (large.before[0].st_dev, large.before[1].st_dev)
-        for start in range(0, sizes[0], self.request.chunk_size):
+        for start in range(*(work.part or (0, sizes[0])), self.request.chunk_size):
             large.chunks.append(PairChunk(start, min(start + self.request.chunk_size, sizes[0]), sizes[0], devs))
 
     def _open_one(self, directory: Optional[Directory], name: str) -> Tuple[int, os.stat_result]:
@@ -554,6 +577,16 @@ class _Run:
         for large in self._open:
             large.close()
         self._open.clear()
+
+
+def is_large(work: Work, chunk_size: int) -> bool:
+    """Whether a pair is compared chunk by chunk."""
+    return work.pair is not None and work.pair.bytes and work.size > chunk_size
+
+
+def stamp_of(st: os.stat_result) -> Stamp:
+    """What tells a file from another one of its name, or from itself once it has changed."""
+    return st.st_ino, st.st_size, st.st_mtime_ns
 
 
 def _in_words(failure: Failure) -> str:

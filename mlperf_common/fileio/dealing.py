@@ -28,12 +28,13 @@ LEAST = 128 << 20
 class Unit(NamedTuple):
     """A piece of work that one rank does: what it is (the dealer does not look at it) and what it costs.
 
-    ``cuttable``: the length of a file that may be cut at multiples of an extent, else 0.
+    ``cuttable``: the length of a file that may be cut at multiples of ``piece``, else 0.
     """
 
     work: Any
     cost: int
     cuttable: int = 0
+    piece: int = 0
 
 
 class Part(NamedTuple):
@@ -77,8 +78,8 @@ def deal(units: Iterable[Unit], total: int, ranks: int) -> Iterator[List[Part]]:
 
 def _next_part(unit: Unit, start: int, room: int) -> Tuple[Part, int]:
     """What of a unit, from ``start`` on, goes into an item that has ``room``; and what that costs."""
-    left = unit.cuttable - start
-    if left <= room + batches.EXTENT:  # little more than there is room for is not worth a cut
+    left, piece = unit.cuttable - start, unit.piece or batches.EXTENT
+    if left <= room + piece:  # little more than there is room for is not worth a cut
         return Part(unit.work, start, unit.cuttable), unit.cost - start
-    length = max(1, room // batches.EXTENT) * batches.EXTENT
+    length = max(1, room // piece) * piece
     return Part(unit.work, start, start + length), max(length, room)

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
 
 from mlperf_common import __version__
-from mlperf_common.fileio import command, direct_io, manifest, session
+from mlperf_common.fileio import command, direct_io, manifest, session, together
 from mlperf_common.fileio.hashplan import HashEvents
 from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.words import quote
@@ -55,6 +55,8 @@ def make_parser() -> command.Parser:
     add("-z", "--zero", action="store_true", help="lines end with NUL, and nothing in them is escaped")
     add("--json", action="store_true", help="one JSON object a line")
     add("-q", "--quiet", action="store_true", help="print errors and warnings only on stderr; with -c no OK lines")
+    meeting = "with --distributed: the directory in which the ranks meet (default: the working directory)"
+    together.add_options(parser, (together.JOB,), meeting)
     _add_list_options(parser.add_argument_group("listing"))
     _add_check_options(parser.add_argument_group("checking"))
     _add_compare_options(parser.add_argument_group("comparing"))
@@ -102,6 +104,8 @@ def _body(argv: Sequence[str]) -> int:
     args = command.parse(parser, argv)
     _check_options(parser, args)
     session.settle_workers(PROGRAM, args)
+    if args.rendezvous is not None:
+        args.rendezvous = os.path.join(os.getcwd(), args.rendezvous)  # -C goes elsewhere
     if args.compare:
         from mlperf_common.fileio import md5compare
 
@@ -116,7 +120,7 @@ def _body(argv: Sequence[str]) -> int:
     if args.directory is not None:
         operands = enter(args.directory, operands)
     with session.open_pool(PROGRAM, args, hashtasks.FUNCTIONS, [operand or "." for operand in operands]) as pool:
-        return _run(args, operands, pool)
+        return _run(args, operands, pool) if args.distributed is None else _run_as_rank(args, operands, pool)
 
 
 _OF_CHECK = ("status", "ignore_missing", "strict", "warn", "extra")
@@ -126,6 +130,7 @@ def _check_options(parser: command.Parser, args: argparse.Namespace) -> None:
     for name in _OF_CHECK:
         if getattr(args, name) and not args.check:
             parser.error("--%s is meaningful only with --check (-c)" % name.replace("_", "-"))
+    together.refuse_conflicts(parser, args, ("check",))
     if args.metadata and not args.compare:
         parser.error("--metadata is meaningful only with --compare")
     for one, other in (("check", "compare"), ("all", "check"), ("all", "compare"), ("zero", "json")):
@@ -203,6 +208,33 @@ def _hash(
     except (DigestRefused, AllWorkersDied) as exc:
         console.problem(str(exc))
         summary.problems += 1
+
+
+def _run_as_rank(args: argparse.Namespace, operands: Sequence[str], pool: AnyPool) -> int:
+    """The same as one of several ranks: rank 0 finds what is to be hashed, and has the lines."""
+    from mlperf_common.fileio import hashplan
+    from mlperf_common.fileio.checksum import HashSummary
+    from mlperf_common.fileio.listing import PoolLister, Roots
+
+    started = time.monotonic()
+    console = _Console(args)
+    roots, summary = Roots(pool), HashSummary()
+    meeting = together.meeting_place(args, ".")
+
+    def find() -> Found:
+        looked = [(operand, _stat(operand or ".", args.follow)) for operand in operands]
+        wanted = hashplan.Wanted(args.skip_special, args.all, args.follow)
+        return hashplan.find(looked, PoolLister(pool, roots), console, wanted)
+
+    def body(comm: Any) -> int:
+        with console.watch(roots, "the list is not complete"):
+            complete = together.list_files(comm, meeting, pool, roots, find, console, summary)
+        if comm.rank == 0:
+            command.stdout().flush()
+            console.conclude(summary, time.monotonic() - started)
+        return 0 if complete else 1
+
+    return together.run(PROGRAM, args, meeting, "list", body)
 
 
 def _stat(path: str, follow: bool) -> Union[os.stat_result, OSError]:

@@ -51,7 +51,8 @@ class Source(NamedTuple):
 
     Below a tree (``root``): the directory's components, which of them are links, the name in it. An operand: no
     root, no components, and ``name`` is its path. ``fixed`` is the outcome of what is no file. ``follow``: the name
-    may be a link.
+    may be a link. ``part``: the bytes that are wanted of a large file, if not all; ``stamp``: its inode, size and
+    modification time, if it must have these.
     """
 
     shown: str
@@ -63,6 +64,8 @@ class Source(NamedTuple):
     fixed: Optional[Outcome] = None
     follow: bool = True
     chunk_size: int = CHUNK_SIZE
+    part: Optional[Tuple[int, int]] = None
+    stamp: Optional[Tuple[int, int, int]] = None
 
 
 class Wanted(NamedTuple):

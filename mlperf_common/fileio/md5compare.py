@@ -7,11 +7,11 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from typing import Sequence
+from typing import Any, Sequence
 
-from mlperf_common.fileio import command, comparing, pairtasks, session
+from mlperf_common.fileio import command, comparing, pairtasks, session, together
 from mlperf_common.fileio.comparing import EXTRA, KIND, MISSING, SIZE, Counts, Request
-from mlperf_common.fileio.listing import PoolLister, Roots
+from mlperf_common.fileio.listing import AnyPool, PoolLister, Roots
 from mlperf_common.fileio.pairtasks import CONTENT, METADATA, TARGET, TROUBLE
 from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.words import quote
@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         counts = Counts()
         source, destination = args.operands
         request = Request(source, destination, args.follow, args.metadata, args.skip_special)
+        if args.distributed is not None:
+            return _run_as_rank(args, request, pool, console, started)
         console.follow(pool, lambda: (None, counts.files, None))
         with console.watch(roots, "the comparison is not complete"):
             try:
@@ -51,6 +53,22 @@ def run(args: argparse.Namespace) -> int:
     command.stdout().flush()
     console.conclude(counts, time.monotonic() - started)
     return 0 if counts.is_identical() else 1
+
+
+def _run_as_rank(args: argparse.Namespace, request: Request, pool: AnyPool, console: _Console, started: float) -> int:
+    """The same as one of several ranks: rank 0 says what differs."""
+    meeting = together.meeting_place(args, ".")
+    roots, counts = Roots(pool), Counts()
+
+    def body(comm: Any) -> int:
+        with console.watch(roots, "the comparison is not complete"):
+            identical = together.compare(comm, meeting, pool, roots, request, console, counts)
+        if comm.rank == 0:
+            command.stdout().flush()
+            console.conclude(counts, time.monotonic() - started)
+        return 0 if identical else 1
+
+    return together.run(PROGRAM, args, meeting, "comparison", body)
 
 
 class _Console(session.Console, comparing.Events):

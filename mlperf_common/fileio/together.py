@@ -132,6 +132,67 @@ def meeting_place(args: Any, destination: str) -> str:
     return os.path.dirname(destination.rstrip("/")) or "."
 
 
+@contextmanager
+def _crew(comm: Any, directory: str, prefix: str) -> Iterator[Crew]:
+    """All ranks as one crew, with a directory of theirs below ``directory``."""
+    from mlperf_common.distributed.tempdir import shared_tempdir
+    from mlperf_common.fileio import sharing
+
+    with shared_tempdir(comm, dir=directory, prefix=prefix) as place, _opened(place) as fd:
+        yield sharing.Crew(comm.rank, comm.world_size, fd, comm.barrier, comm.check)
+
+
+# ------------------------------------------------------------------------------------------ lists and comparisons
+
+
+def list_files(
+    comm: Any, meeting: str, pool: AnyPool, roots: Roots, find: Callable[[], Any], events: Any, summary: Any
+) -> bool:
+    """Take part in a list of checksums; whether it is complete. In rank 0 ``summary`` has the counts at the end.
+
+    ``find`` lists what is to be hashed, in rank 0 alone. Raises DigestRefused, AllWorkersDied, RankFailed, OSError.
+    """
+    from mlperf_common.fileio import hashsharing
+    from mlperf_common.fileio.claims import Publisher
+
+    pool.on_tick = comm.check
+    with _crew(comm, meeting, ".fastmd5-job-") as crew:
+        publisher = Publisher(crew.place) if comm.rank == 0 else None
+        comm.barrier()
+        count = 0
+        if publisher is not None:
+            found = find()
+            summary.files_total, summary.bytes_total = found.files, found.bytes
+            summary.problems += found.problems
+            count = hashsharing.publish(found, crew, publisher)
+        reads = comm.gather(hashsharing.how_read(hashsharing.work(crew, pool, roots, True)))
+        if comm.rank == 0:
+            hashsharing.tell(crew.place, count, events, summary)
+            hashsharing.add_reads(summary, reads)
+    return bool(comm.broadcast(summary.is_complete()))
+
+
+def compare(
+    comm: Any, meeting: str, pool: AnyPool, roots: Roots, request: Any, events: Any, counts: Any
+) -> bool:
+    """Take part in a comparison; whether nothing differs. In rank 0 ``counts`` has the sums at the end.
+
+    Raises AllWorkersDied, RankFailed, OSError.
+    """
+    from mlperf_common.fileio import comparing, pairsharing
+    from mlperf_common.fileio.listing import PoolLister
+
+    pool.on_tick = comm.check
+    with _crew(comm, meeting, ".fastmd5-job-") as crew:
+        lead = pairsharing.Lead(crew, pool, roots, comm.gather) if comm.rank == 0 else None
+        comm.barrier()
+        if lead is None:
+            comm.gather(pairsharing.work(request, crew, pool, roots))
+        else:
+            comparing.compare(request, pool, roots, PoolLister(pool, roots), events, counts, lead.compare)
+    return bool(comm.broadcast(counts.is_identical()))
+
+
 # ------------------------------------------------------------------------------------------------------ the copy
 
 
