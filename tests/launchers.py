@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launchers that tests really start: a Slurm of one node, Open MPI's mpirun, Hydra.
 
-Promised: Slurm's daemons keep all files in the directory given, and listen on a loopback address alone if the host's
-name has one; they, and whatever their steps have started, end with the block, and within a second or so of this
+Promised: Slurm's daemons keep all files in the directory given, and listen on 127.0.0.1 alone if that is the address of
+the host's name; they, and whatever their steps have started, end with the block, and within a second or so of this
 process however it ends. Not promised: a Slurm for another user than root, or on a machine without any network.
 """
 
@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Dict, Iterator, List, Sequence
 
 import run_tests
 import support
@@ -45,9 +45,8 @@ def slurm(place: str, timeout: float = 60) -> Iterator[Dict[str, str]]:
     """
     os.mkdir(place, 0o755)
     environment = {"SLURM_CONF": _configure(place)}
-    keeper = subprocess.Popen(
-        [sys.executable, os.path.abspath(__file__), place], stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    argv = [sys.executable, os.path.abspath(__file__), place]
+    keeper = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         _wait_until_idle(place, environment, keeper, timeout)
         yield environment
@@ -58,23 +57,22 @@ def slurm(place: str, timeout: float = 60) -> Iterator[Dict[str, str]]:
 
 def _configure(place: str) -> str:
     """Write everything that the daemons read below ``place``; the path of slurm.conf."""
-    for name in ("s", "d"):
+    for name in ("s", "d"):  # state and spool: a socket goes there, whose path may have 107 bytes
         os.mkdir(os.path.join(place, name), 0o755)
     _write(place, "munge.key", secrets.token_bytes(128), 0o600)
     # A container may have no control groups that can be written to; this plugin touches none unless it is asked to.
     _write(place, "cgroup.conf", b"CgroupPlugin=cgroup/v1\n")
     host = socket.gethostname().split(".")[0]
-    address, communication = _address(host)
     control, daemon = _free_ports(2)
     lines = [
         "ClusterName=test",
-        f"SlurmctldHost={host}({address})",
+        f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={control}",
         f"SlurmdPort={daemon}",
         "SlurmUser=root",
         "AuthType=auth/munge",
         f"AuthInfo=socket={place}/munge.socket",
-        f"CommunicationParameters={communication}",
+        *_listening(host),
         f"StateSaveLocation={place}/s",
         f"SlurmdSpoolDir={place}/d",
         f"SlurmctldPidFile={place}/slurmctld.pid",
@@ -87,7 +85,7 @@ def _configure(place: str) -> str:
         "MpiDefault=none",
         "ReturnToService=2",
         "SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1",
-        f"NodeName={host} NodeAddr={address} CPUs={CPUS} State=UNKNOWN",
+        f"NodeName={host} NodeAddr=127.0.0.1 CPUs={CPUS} State=UNKNOWN",
         f"PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP",
     ]
     return _write(place, "slurm.conf", "".join(line + "\n" for line in lines).encode())
@@ -97,17 +95,16 @@ def _write(place: str, name: str, content: bytes, mode: int = 0o644) -> str:
     return support.make_tree(os.path.join(place, name), support.File(content, mode))
 
 
-def _address(host: str) -> Tuple[str, str]:
-    """Where the daemons can be reached, and what tells them to listen there alone.
+def _listening(host: str) -> List[str]:
+    """What tells Slurm to listen on 127.0.0.1 alone, where it can: it takes no address but the one of the host's name.
 
-    Slurm can be told to listen at the address that the host's name has, and at no other. Where that is not a loopback
-    address (in containers), they have to listen at all; they take nothing without the key, which only root can read.
+    Elsewhere (127.0.1.1, or a container's own) it listens on all; it takes nothing without the key, which only this
+    user can read.
     """
     with contextlib.suppress(OSError):
-        address = socket.gethostbyname(host)
-        if address.startswith("127."):
-            return address, "NoInAddrAny,NoCtldInAddrAny"
-    return "127.0.0.1", ""
+        if socket.gethostbyname(host) == "127.0.0.1":
+            return ["CommunicationParameters=NoInAddrAny,NoCtldInAddrAny"]
+    return []
 
 
 def _free_ports(count: int) -> List[int]:

@@ -33,7 +33,7 @@ class Recording(NamedTuple):
     ranks: List[str]
     launcher: str
     job: str
-    one_a_node: bool = False
+    local: Sequence[int] = ()  # where there was more than one node
 
     def environments(self) -> List[Dict[str, str]]:
         """One for each rank."""
@@ -41,11 +41,12 @@ class Recording(NamedTuple):
 
     def expected(self, rank: int) -> Launch:
         """What detect() makes of a rank's."""
-        return Launch(rank, len(self.ranks), 0 if self.one_a_node else rank, self.job, self.launcher)
+        return Launch(rank, len(self.ranks), self.local[rank] if self.local else rank, self.job, self.launcher)
 
 
-# Recorded on one node named vm with Slurm 22.05.8, Open MPI 4.1.4 and Hydra 4.0.2 of Debian 12, torch 2.13.0; and from
-# PyPI Open MPI 5.0.11, MPICH 5.0.2, Intel MPI 2021.18.1. Left out are variables of no concern: paths, ports, CPUs.
+# Recorded on a machine named vm with Slurm 22.05.8, Open MPI 4.1.4 and Hydra 4.0.2 of Debian 12, torch 2.13.0; and from
+# PyPI Open MPI 5.0.11, MPICH 5.0.2, Intel MPI 2021.18.1. Where there are two nodes, they were two slurmd on it. Left
+# out are variables of no concern: paths, ports, CPUs.
 RECORDED = [
     Recording(
         "srun -n4",
@@ -98,6 +99,38 @@ RECORDED = [
             "SLURM_LOCALID=1 SLURM_PROCID=1",
         ],
         "slurm", "10-0-0",
+    ),
+    Recording(
+        "srun -N2 -n3",
+        "SLURM_JOB_ID=1 SLURM_NPROCS=3 SLURM_NTASKS=3 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=3 "
+        "SLURM_STEP_TASKS_PER_NODE=2,1",
+        [
+            "SLURM_GTIDS=0,1 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_PROCID=0",
+            "SLURM_GTIDS=0,1 SLURM_LOCALID=1 SLURM_NODEID=0 SLURM_PROCID=1",
+            "SLURM_GTIDS=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_PROCID=2",
+        ],
+        "slurm", "1-0-0", [0, 1, 0],
+    ),
+    Recording(
+        "srun -N2 -n2",
+        "SLURM_JOB_ID=2 SLURM_LOCALID=0 SLURM_NPROCS=2 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 "
+        "SLURM_STEP_TASKS_PER_NODE=1(x2)",
+        [
+            "SLURM_GTIDS=0 SLURM_NODEID=0 SLURM_PROCID=0",
+            "SLURM_GTIDS=1 SLURM_NODEID=1 SLURM_PROCID=1",
+        ],
+        "slurm", "2-0-0", [0, 0],
+    ),
+    Recording(
+        "salloc -n1 : -n2, srun --het-group=0,1 in it",
+        "SLURM_HET_SIZE=2 SLURM_JOB_ID=3 SLURM_JOB_ID_HET_GROUP_0=3 SLURM_JOB_ID_HET_GROUP_1=4 SLURM_NPROCS=3 "
+        "SLURM_NTASKS=3 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=1,2",
+        [
+            "SLURM_GTIDS=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_PROCID=0",
+            "SLURM_GTIDS=1,2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_PROCID=1",
+            "SLURM_GTIDS=1,2 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_PROCID=2",
+        ],
+        "slurm", "3-0-0", [0, 0, 1],
     ),
     Recording(
         "srun --export=NONE -n2",
@@ -283,7 +316,7 @@ RECORDED = [
             "GROUP_RANK=0 RANK=0 TORCHELASTIC_RESTART_COUNT=0",
             "GROUP_RANK=1 RANK=1 TORCHELASTIC_RESTART_COUNT=1",
         ],
-        "torchrun", "train-33617", one_a_node=True,
+        "torchrun", "train-33617", [0, 0],
     ),
 ]
 FULL = {recording.how: recording.environments() for recording in RECORDED}
@@ -478,6 +511,9 @@ class Steps(Case):
                 self.assertEqual(detect(environment), expected)
                 others = {**environment, "SLURM_GTIDS": "1", "SLURM_PROCID": "1", "SLURM_NODEID": "1"}
                 self.assertEqual(detect(others), Launch(1, size, None, "7-0-0", "slurm"))
+        # Ranks may be spread in any order (srun -m arbitrary): then rank 0 may be alone on another node than the first.
+        elsewhere = {**step, "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_STEP_NUM_TASKS": "3"}
+        self.assertEqual(detect(elsewhere), Launch(0, 3, None, "7-0-0", "slurm"))
 
 
 class Names(Case):
@@ -622,7 +658,7 @@ import subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 import launchers, support
 with launchers.slurm(sys.argv[2]) as environment:
-    step = support.start(["srun", "-n2", "sleep", "600"], env=environment)
+    step = support.start(["srun", "-n2", "sleep", "600"], env=environment, stdout=subprocess.DEVNULL)
     print(step.pid, flush=True)
     time.sleep(600)
 """
@@ -650,7 +686,7 @@ class Helper(Case):
         self.addCleanup(self._end, process)
         assert process.stdout is not None
         srun = int(process.stdout.readline())
-        self.addCleanup(lambda: os.kill(srun, signal.SIGKILL) if alive([srun]) else None)
+        self.addCleanup(lambda: os.killpg(srun, signal.SIGKILL) if alive([srun]) else None)
         return process
 
     @staticmethod
@@ -674,7 +710,8 @@ class Helper(Case):
         process = self.hold()
         self.wait_for(lambda: self.names(run_tests.below(process.pid)).count("sleep") == 2, "the step does not start")
         pids = [pid for pid in run_tests.below(process.pid) if self.names([pid])]
-        self.assertEqual(self.names(pids), ["munged", "sleep", "sleep", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd"])
+        daemons = ["munged", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd"]
+        self.assertEqual(self.names(pids), sorted([*daemons, "sleep", "sleep"]))
         process.kill()
         self.wait_for(lambda: not alive(pids), f"still there: {self.names(list(alive(pids)))}")
 

@@ -152,8 +152,6 @@ def _digest(text: str) -> str:
 def _read(environ: Mapping[str, str], names: _Names, job: str) -> Launch:
     rank, size = _number(environ, names, names.rank), _number(environ, names, names.size)
     local = _number(environ, names, names.local) if names.local in environ else None
-    if size < 1:
-        raise LaunchError("%s: %s is %d: there must be 1 rank or more" % (names.launcher, names.size, size))
     for name, value in ((names.rank, rank), (names.local, local)):
         if value is not None and value >= size:
             raise LaunchError("%s: %s is %d, but %s is %d" % (names.launcher, name, value, names.size, size))

@@ -28,7 +28,7 @@ import socket
 import stat
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from mlperf_common.distributed.launch import Launch
 
@@ -152,6 +152,15 @@ class Place:
         for name in os.listdir(self.fd):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.fd)
+        if self.created:
+            os.rmdir(self.path)
+
+    def remove_all_of(self, ranks: Set[int]) -> None:
+        """Remove what these ranks have made, and the directory if nothing is left. Raises OSError."""
+        endings = tuple(".%d" % rank for rank in ranks)
+        for name in os.listdir(self.fd):
+            if name.endswith(endings) or (0 in ranks and name == "welcome"):
+                self.remove(name)
         if self.created:
             os.rmdir(self.path)
 
@@ -318,28 +327,39 @@ class Watch:
 
 
 class Handshake:
-    """How the ranks find each other; afterwards all have the same nonce, and each has a pulse."""
+    """How the ranks find each other; afterwards all have the same nonce, and each has a pulse.
 
-    def __init__(self, place: Place, me: Process, wait: float, clock: Callable[[], float]) -> None:
+    A rank whose process has been seen, and is gone, will not come any more. One that was never seen may be that of an
+    earlier job, whose place the present one has not taken yet: for ``dead`` seconds.
+    """
+
+    def __init__(self, place: Place, me: Process, wait: float, dead: float, clock: Callable[[], float]) -> None:
         self._place = place
         self._me = me
         self._clock = clock
         self._deadline = clock() + wait
         self._wait = wait
+        self._dead = dead
+        self._gone: Dict[Process, float] = {}  # since when
+        self._alive: Set[Process] = set()  # seen to be
 
     def run(self) -> Tuple[str, List[Process], Heart]:
-        """The nonce, all ranks in order, and this rank's pulse, not started. Raises MeetingError, OSError."""
+        """The nonce, all ranks in order, and this rank's pulse. Raises MeetingError, OSError."""
+        self._place.write(hello_name(self._me.rank), self._me)
         return self._welcome() if self._me.rank == 0 else self._come()
 
     def _come(self) -> Tuple[str, List[Process], Heart]:
-        self._place.write("hello.%d" % self._me.rank, self._me)
         for _ in _pauses():
+            self._check_process(self._hello(0))
             welcome = self._place.read("welcome")
             if welcome is not None:
-                nonce, known = welcome
+                nonce, known, problem = welcome
                 processes = [Process(*process) for process in known]
+                if self._me in processes and problem:
+                    raise MeetingError(problem)
                 if self._me in processes and len(processes) == self._me.world_size:
                     heart = Heart(self._place, pulse_name(nonce, self._me.rank))
+                    heart.start()
                     self._place.write("ready.%s.%d" % (nonce, self._me.rank), self._me.id)
                     return nonce, processes, heart
             self._check_time("rank 0 has not welcomed this rank")
@@ -348,28 +368,67 @@ class Handshake:
     def _welcome(self) -> Tuple[str, List[Process], Heart]:
         nonce = os.urandom(8).hex()
         heart = Heart(self._place, pulse_name(nonce, 0))
+        heart.start()  # those who are welcome begin to look at it
         known: Dict[int, Process] = {0: self._me}
+        try:
+            for _ in _pauses():
+                if self._look_for_hellos(known):
+                    self._answer(nonce, known, "")
+                missing = [rank for rank in range(1, self._me.world_size) if not self._is_ready(nonce, rank, known)]
+                if not missing:
+                    break
+                self._check_time("of %d ranks these have not come: %s" % (self._me.world_size, _shortened(missing)))
+        except MeetingError as exc:
+            with contextlib.suppress(OSError):
+                heart.say(failed=(0, str(exc)))
+            self._send_away(nonce, known, str(exc))
+            raise
+        return nonce, [known[rank] for rank in range(self._me.world_size)], heart
+
+    def _answer(self, nonce: str, known: Dict[int, Process], problem: str) -> None:
+        self._place.write("welcome", [nonce, [known[rank] for rank in sorted(known)], problem])
+
+    def _send_away(self, nonce: str, known: Dict[int, Process], problem: str) -> None:
+        """Tell those who have come, or come now, that nothing will come of it, and wait a while until they have gone."""
+        end = self._clock() + self._dead
+        self._answer(nonce, known, problem)
         for _ in _pauses():
-            if self._look_for_hellos(known):
-                self._place.write("welcome", [nonce, [known[rank] for rank in sorted(known)]])
-            missing = [rank for rank in range(1, self._me.world_size) if not self._is_ready(nonce, rank, known)]
-            if not missing:
-                return nonce, [known[rank] for rank in range(self._me.world_size)], heart
-            self._check_time("of %d ranks these have not come: %s" % (self._me.world_size, _shortened(missing)))
-        raise MeetingError("unreachable")
+            here = {rank: self._hello(rank) for rank in range(1, self._me.world_size)}
+            news = {rank: hello for rank, hello in here.items() if hello and hello != known.get(rank)}
+            if news:
+                known.update(news)
+                self._answer(nonce, known, problem)
+            gone = [rank in known and (hello is None or is_gone(hello, self._me)) for rank, hello in here.items()]
+            if all(gone) or self._clock() > end:
+                return
 
     def _look_for_hellos(self, known: Dict[int, Process]) -> bool:
         """Take in who has said hello; whether the welcome is to be written (again)."""
         news = len(known) == self._me.world_size == 1
         for rank in range(1, self._me.world_size):
-            hello = self._place.read("hello.%d" % rank)
-            if hello is not None and Process(*hello) != known.get(rank):
-                known[rank] = Process(*hello)
+            hello = self._hello(rank)
+            self._check_process(hello)
+            if hello is not None and hello != known.get(rank):
+                known[rank] = hello
                 news = True
         return news and len(known) == self._me.world_size
 
     def _is_ready(self, nonce: str, rank: int, known: Dict[int, Process]) -> bool:
         return rank in known and self._place.read("ready.%s.%d" % (nonce, rank)) == known[rank].id
+
+    def _hello(self, rank: int) -> Optional[Process]:
+        value = self._place.read(hello_name(rank))
+        return None if value is None else Process(*value)
+
+    def _check_process(self, process: Optional[Process]) -> None:
+        if process is None:
+            return
+        if not is_gone(process, self._me):
+            self._alive.add(process)
+            return
+        since = self._gone.setdefault(process, self._clock())
+        if process in self._alive or self._clock() - since > self._dead:
+            raise MeetingError("the ranks do not meet: rank %d (%s) has died" % (process.rank, process.host))
 
     def _check_time(self, problem: str) -> None:
         if self._clock() > self._deadline:
@@ -377,6 +436,16 @@ class Handshake:
                 "the ranks do not meet in %r: in %g s %s (do all nodes see this directory?)"
                 % (self._place.path, self._wait, problem)
             )
+
+
+def hello_name(rank: int) -> str:
+    """The file in which a rank says hello."""
+    return "hello.%d" % rank
+
+
+def is_gone(process: Process, me: Process) -> bool:
+    """Whether a process that would have to be seen from here is not."""
+    return bool(me.kernel) and process.kernel == me.kernel and start_of(process.pid) != process.start
 
 
 def pulse_name(nonce: str, rank: int) -> str:
@@ -427,9 +496,11 @@ class Files:
         self._turn = 0
         self._watches: Dict[int, Watch] = {}
         try:
-            self._nonce, self._processes, self._heart = Handshake(self._place, self._me, wait, clock).run()
-            self._heart.start()
+            hands = Handshake(self._place, self._me, wait, dead, clock)
+            self._nonce, self._processes, self._heart = hands.run()
         except BaseException:
+            with contextlib.suppress(OSError, MeetingError):
+                self._place.remove_all_of({self.rank, *self._gone_ranks()})
             self._place.close()
             raise
         with self._ending_all():
@@ -518,7 +589,7 @@ class Files:
         """Raise RankFailed, and pass it on, if a rank says that there is a failure, or says nothing any more."""
         pulse, process = watch.look(), watch.process
         if pulse.failed is None and not pulse.gone:
-            if self._is_gone(process):
+            if is_gone(process, self._me):
                 pulse = watch.look()  # what it said last
                 if pulse.failed is None and not pulse.gone:
                     words = "rank %d (%s) has died: its process is gone" % (process.rank, process.host)
@@ -530,9 +601,11 @@ class Files:
             self._tell(*pulse.failed)
             raise RankFailed(*pulse.failed)
 
-    def _is_gone(self, process: Process) -> bool:
-        """Whether a process that would have to be seen from here is not."""
-        return bool(self._me.kernel) and process.kernel == self._me.kernel and start_of(process.pid) != process.start
+    def _gone_ranks(self) -> List[int]:
+        """The ranks that have said hello and whose processes are gone."""
+        hellos = [self._place.read(hello_name(rank)) for rank in range(self.world_size)]
+        processes = [Process(*hello) for hello in hellos if hello]
+        return [process.rank for process in processes if is_gone(process, self._me)]
 
     def _tell(self, rank: int, words: str) -> None:
         if self._heart.failed() is None:
@@ -556,10 +629,7 @@ class Files:
                 self._wait_for_all()
                 self._place.clear()
             elif self._is_rank_0_dead():
-                self._remove_own(0)
-                self._remove_own(self.rank)
-                if self._place.created:
-                    os.rmdir(self._place.path)  # the last one can
+                self._place.remove_all_of({0, self.rank, *self._gone_ranks()})
         self._place.close()
 
     def _wait_for_all(self) -> None:
@@ -568,22 +638,14 @@ class Files:
         for _ in _pauses():
             for rank in list(waiting):
                 watch = self._watch(rank)
-                if watch.look().gone or self._is_gone(watch.process) or watch.silence() > self._dead:
+                if watch.look().gone or is_gone(watch.process, self._me) or watch.silence() > self._dead:
                     waiting.discard(rank)
             if not waiting:
                 return
 
     def _is_rank_0_dead(self) -> bool:
         watch = self._watch(0)
-        return self._is_gone(watch.process) or watch.silence() > self._dead
-
-    def _remove_own(self, rank: int) -> None:
-        names = ["hello.%d" % rank, pulse_name(self._nonce, rank), "ready.%s.%d" % (self._nonce, rank)]
-        names += ["welcome"] if rank == 0 else []
-        ending = ".%d" % rank
-        names += [n for n in os.listdir(self._place.fd) if n.startswith("say.%s." % self._nonce) and n.endswith(ending)]
-        for name in names:
-            self._place.remove(name)
+        return is_gone(watch.process, self._me) or watch.silence() > self._dead
 
     @contextlib.contextmanager
     def _ending_all(self) -> Iterator[None]:

@@ -3,14 +3,15 @@
 """One temporary directory for all ranks of a job.
 
 Promises: every rank sees the same path; the directory is there while any rank is in its body, and gone afterwards; if
-one rank's body raises, every rank that leaves its own gets an exception. Not promised: that a rank which is stuck in a
-collective of the caller's own leaves its body at all.
+one rank's body raises, every rank that leaves its own gets an exception; where rank 0 is known to have died, the others
+remove it. Not promised: that a rank which is stuck in a collective of the caller's own leaves its body at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import tempfile
 from typing import Iterator, List, Optional
@@ -48,9 +49,14 @@ def shared_tempdir(
             raise error
         if problem:
             raise RankFailed(0, "rank 0 cannot make a temporary directory: %s" % problem)
-        comm.barrier()
-        with _leaving_together(comm):
-            yield path
+        try:
+            comm.barrier()
+            with _leaving_together(comm):
+                yield path
+        except RankFailed as exc:
+            if exc.rank == 0:  # it may not be able to any more
+                shutil.rmtree(path, ignore_errors=True)
+            raise
     finally:
         if made is not None:
             made.cleanup()

@@ -448,7 +448,7 @@ def _resolve(
     return base, [operand]
 
 
-def _ancestors(path: str) -> Set[Tuple[int, int]]:
+def ancestors(path: str) -> Set[Tuple[int, int]]:
     """Device and inode of the directory ``path`` and of all above it, up to the root, whose parent is itself."""
     found: Set[Tuple[int, int]] = set()
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -492,7 +492,7 @@ def _leads_to(path: str, standing: os.stat_result, seen: Tuple[int, int]) -> boo
 def _check_landings(base: Base, operands: Sequence[Operand], refusals: Refusals) -> List[Operand]:
     """Each operand against what stands where it lands (noted), against the others, and against being above it."""
     checked = [operand._replace(standing=_standing(base, operand.name or ".")) for operand in operands]
-    above = _ancestors(base.path)
+    above = ancestors(base.path)
     taken: Set[str] = set()
     for operand in checked:
         landing = operand.landing(base)
@@ -708,7 +708,7 @@ def _loose(operand: Operand) -> LooseFile:
 
 def _check_nesting(base: Base, operands: Sequence[Operand], trees: Sequence[Tree], refusals: Refusals) -> None:
     """What only the walk can tell: a followed link to DEST or above it, contents that meet another operand."""
-    above = _ancestors(base.path)
+    above = ancestors(base.path)
     taken = {operand.name for operand in operands if operand.name}
     for tree in trees:
         if tree.components:

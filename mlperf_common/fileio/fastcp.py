@@ -186,6 +186,8 @@ def _body(argv: Sequence[str]) -> int:
     parser = make_parser()
     args = command.parse(parser, argv)
     sources, destination = _operands(parser, args)
+    if args.distributed is not None:
+        together.settle_meeting(args, destination)
     session.settle_workers(PROGRAM, args)
     _settle_buffer(args)
     from mlperf_common.fileio import copytasks
@@ -193,9 +195,8 @@ def _body(argv: Sequence[str]) -> int:
     with session.open_pool(PROGRAM, args, copytasks.FUNCTIONS, sources) as pool:
         if args.distributed is None:
             return _run(args, sources, destination, pool)
-        meeting = together.meeting_place(args, destination)
         return together.run(
-            PROGRAM, args, meeting, "DEST", lambda comm: _run_as_rank(args, sources, destination, pool, comm)
+            PROGRAM, args, "DEST", sources, lambda comm: _run_as_rank(args, sources, destination, pool, comm)
         )
 
 
@@ -267,7 +268,7 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
         transfer.copy(plan, pool, roots, options, console, summary, recorder)
         if args.manifest is not None and summary.is_complete():
             _write_manifest(args, plan, recorder, (pool, roots), console, summary)
-    console.conclude(plan, summary, time.monotonic() - started)
+    console.conclude(summary, time.monotonic() - started)
     return 0 if summary.is_complete() else 1
 
 
@@ -296,8 +297,8 @@ def _run_as_rank(args: Any, sources: Sequence[str], destination: str, pool: AnyP
             lambda: _options(args),
         )
         outcome = together.copy(job, comm)
-    if comm.rank == 0 and outcome.plan is not None and outcome.summary is not None:
-        console.conclude(outcome.plan, outcome.summary, time.monotonic() - started)
+    if comm.rank == 0 and outcome.summary is not None:
+        console.conclude(outcome.summary, time.monotonic() - started)
     return 0 if outcome.complete else 1
 
 
@@ -400,7 +401,7 @@ class _Console(session.Console, Events):
     def failed(self, source: str, destination: str, reason: str) -> None:
         self.say("cannot copy %s to %s: %s" % (quote(source), quote(destination), reason))
 
-    def conclude(self, plan: CopyPlan, summary: Summary, seconds: float) -> None:
+    def conclude(self, summary: Summary, seconds: float) -> None:
         """The last line: what was done, and first of all whether anything is missing."""
         done = "%s in %s, %s, io=%s%s" % (
             ", ".join(_done(summary)),
@@ -417,7 +418,7 @@ class _Console(session.Console, Events):
             self.say("stopped early: %s" % summary.stopped)
         missing = summary.failed + summary.not_tried
         other = ", %s" % counted(summary.problems, "other problem") if summary.problems else ""
-        total = counted(len(plan.files) + len(plan.links), "file")
+        total = counted(summary.tried() + summary.not_tried, "file")  # of all nodes, where there are several
         self.say("FAILED: %d of %s not copied%s; %s" % (missing, total, other, done))
 
 

@@ -104,8 +104,7 @@ def _body(argv: Sequence[str]) -> int:
     args = command.parse(parser, argv)
     _check_options(parser, args)
     session.settle_workers(PROGRAM, args)
-    if args.rendezvous is not None:
-        args.rendezvous = os.path.join(os.getcwd(), args.rendezvous)  # -C goes elsewhere
+    together.settle_meeting(args, "")
     if args.compare:
         from mlperf_common.fileio import md5compare
 
@@ -219,7 +218,6 @@ def _run_as_rank(args: argparse.Namespace, operands: Sequence[str], pool: AnyPoo
     started = time.monotonic()
     console = _Console(args)
     roots, summary = Roots(pool), HashSummary()
-    meeting = together.meeting_place(args, ".")
 
     def find() -> Found:
         looked = [(operand, _stat(operand or ".", args.follow)) for operand in operands]
@@ -228,13 +226,13 @@ def _run_as_rank(args: argparse.Namespace, operands: Sequence[str], pool: AnyPoo
 
     def body(comm: Any) -> int:
         with console.watch(roots, "the list is not complete"):
-            complete = together.list_files(comm, meeting, pool, roots, find, console, summary)
+            complete = together.list_files(comm, args.meeting, pool, roots, find, console, summary)
         if comm.rank == 0:
             command.stdout().flush()
             console.conclude(summary, time.monotonic() - started)
         return 0 if complete else 1
 
-    return together.run(PROGRAM, args, meeting, "list", body)
+    return together.run(PROGRAM, args, "list", [operand or "." for operand in operands], body)
 
 
 def _stat(path: str, follow: bool) -> Union[os.stat_result, OSError]:

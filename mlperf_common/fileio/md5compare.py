@@ -57,18 +57,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_as_rank(args: argparse.Namespace, request: Request, pool: AnyPool, console: _Console, started: float) -> int:
     """The same as one of several ranks: rank 0 says what differs."""
-    meeting = together.meeting_place(args, ".")
     roots, counts = Roots(pool), Counts()
 
     def body(comm: Any) -> int:
         with console.watch(roots, "the comparison is not complete"):
-            identical = together.compare(comm, meeting, pool, roots, request, console, counts)
+            identical = together.compare(comm, args.meeting, pool, roots, request, console, counts)
         if comm.rank == 0:
             command.stdout().flush()
             console.conclude(counts, time.monotonic() - started)
         return 0 if identical else 1
 
-    return together.run(PROGRAM, args, meeting, "comparison", body)
+    return together.run(PROGRAM, args, "comparison", args.operands, body)
 
 
 class _Console(session.Console, comparing.Events):

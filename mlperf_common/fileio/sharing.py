@@ -97,6 +97,11 @@ class Hand:
         finally:
             self._files.refill = lambda: False
 
+    def abandon(self) -> None:
+        """The job has failed: nothing is left of the shared files that this rank had a part of."""
+        for large, number in self._decoder.cut:
+            self._files.drop_shared(large, number, "", 0)
+
     def _refill(self) -> bool:
         item = self._claims.next()
         if item is None:
@@ -118,10 +123,14 @@ def help_out(crew: Crew, pool: AnyPool, roots: Roots, events: Events) -> Summary
     hand = Hand(crew, plan, files, summary)
     try:
         hand.work(pool)
-    finally:
         files.close()
-    claims.write_json(crew.place, _result_name(crew.rank), _encode_result(summary, said, hand.done, files.missing))
-    crew.barrier()
+        claims.write_json(crew.place, _result_name(crew.rank), _encode_result(summary, said, hand.done, files.missing))
+        crew.barrier()
+    except BaseException:
+        pool.abort()
+        files.close()
+        hand.abandon()
+        raise
     return summary
 
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
-from mlperf_common.fileio import command
+from mlperf_common.fileio import command, copyplan
 from mlperf_common.fileio.refusals import CopyArgumentError, UnreadableEntries
 from mlperf_common.fileio.words import quote, reason_of
 
@@ -80,11 +81,11 @@ def refuse_conflicts(parser: command.Parser, args: Any, others: Sequence[str]) -
             parser.error("cannot combine --distributed and --%s" % name)
 
 
-def run(program: str, args: Any, meeting: str, what: str, body: Callable[[Any], int]) -> int:
-    """``body`` with the communicator of this job's ranks, who meet in the directory ``meeting``; its exit status.
+def run(program: str, args: Any, what: str, sources: Sequence[str], body: Callable[[Any], int]) -> int:
+    """``body`` with the communicator of this job's ranks, who meet in ``args.meeting``; its exit status.
 
-    ``what`` they share, for the first line, in which rank 0 says who they are. What ends the job is told once: by rank
-    0, unless it is rank 0 that has failed or died.
+    ``what`` they share, for the first line, in which rank 0 says who they are; ``sources`` are what is walked. What
+    ends the job is told once: by rank 0, unless it is rank 0 that has failed or died.
     """
     from mlperf_common.distributed.communicator import MeetingError, RankFailed
     from mlperf_common.distributed.launch import LaunchError, detect
@@ -97,8 +98,12 @@ def run(program: str, args: Any, meeting: str, what: str, body: Callable[[Any], 
     if mine.rank == 0 and not args.quiet:
         how = WORDS[args.distributed] % what if mine.world_size > 1 else "there are no other ranks"
         command.say(program, "rank 0 of %d (%s): %s" % (mine.world_size, mine.launcher, how))
+    problem = _check_meeting(args.meeting, sources) if mine.world_size > 1 else ""
+    if problem:
+        command.say(program, problem)
+        return 1
     try:
-        with _communicator(mine, args, meeting) as comm:
+        with _communicator(mine, args) as comm:
             return body(comm)
     except (LaunchError, MeetingError) as exc:
         command.say(program, str(exc))
@@ -109,7 +114,7 @@ def run(program: str, args: Any, meeting: str, what: str, body: Callable[[Any], 
 
 
 @contextmanager
-def _communicator(mine: Any, args: Any, meeting: str) -> Iterator[Any]:
+def _communicator(mine: Any, args: Any) -> Iterator[Any]:
     from mlperf_common.distributed import communicator, launch
 
     if mine.world_size == 1:
@@ -119,17 +124,37 @@ def _communicator(mine: Any, args: Any, meeting: str) -> Iterator[Any]:
         raise launch.LaunchError(
             "%s gives its jobs no name: say --rendezvous DIR, an empty directory that all ranks share" % mine.launcher
         )
-    with communicator.Files(mine, meeting, dead=args.rank_timeout) as comm:
+    with communicator.Files(mine, args.meeting, dead=args.rank_timeout) as comm:
         yield comm
 
 
-def meeting_place(args: Any, destination: str) -> str:
-    """--rendezvous, else the existing directory in which DEST is or will be."""
+def settle_meeting(args: Any, destination: str) -> None:
+    """Where the ranks meet, as ``args.meeting``: --rendezvous, else the existing directory in which DEST is or will be.
+
+    Absolute, since -C goes elsewhere later.
+    """
     if args.rendezvous is not None:
-        return str(args.rendezvous)
-    if os.path.isdir(destination):
-        return destination
-    return os.path.dirname(destination.rstrip("/")) or "."
+        args.rendezvous = args.meeting = os.path.join(os.getcwd(), args.rendezvous)
+        return
+    there = destination if os.path.isdir(destination) else os.path.dirname(destination.rstrip("/"))
+    args.meeting = os.path.join(os.getcwd(), there)
+
+
+def _check_meeting(meeting: str, sources: Sequence[str]) -> str:
+    """What is wrong with the place, or nothing: below a source what the ranks put there would be found."""
+    try:
+        above = copyplan.ancestors(meeting)
+    except OSError as exc:
+        return "the ranks cannot meet in %s: %s" % (quote(meeting), reason_of(exc))
+    for source in sources:
+        try:
+            st = os.stat(source)
+        except OSError:  # who reads it will say so
+            continue
+        if stat.S_ISDIR(st.st_mode) and (st.st_dev, st.st_ino) in above:
+            where = quote(meeting), quote(source)
+            return "the ranks would meet in %s, which is %s or below it: say --rendezvous DIR" % where
+    return ""
 
 
 @contextmanager
@@ -322,6 +347,8 @@ def _copy_on_nodes(job: Copy, comm: Any) -> Outcome:
 
     group = _group(comm)
     leads = comm.rank == group[0]
+    if comm.rank:
+        job = job._replace(events=sharing.Said(job.events))
     with shared_tempdir(comm, dir=job.args.rendezvous, prefix=".fastcp-job-") as place:
         mine = os.path.join(place, "node-%d" % group[0])
         if leads:
@@ -381,12 +408,10 @@ def _group(comm: Any) -> List[int]:
 
 def _told(summary: Summary, events: Events) -> Any:
     """What the leader of another node has to say."""
-    return [
-        socket.gethostname(),
-        {name: getattr(summary, name) for name in COUNTS},
-        summary.stopped,
-        [*getattr(events, "failures", ()), *getattr(events, "problems", ())],
-    ]
+    from mlperf_common.fileio.sharing import Said
+
+    lines = [*events.failures, *events.problems] if isinstance(events, Said) else []
+    return [socket.gethostname(), {name: getattr(summary, name) for name in COUNTS}, summary.stopped, lines]
 
 
 COUNTS = ("files", "links", "directories", "bytes", "failed", "problems", "not_tried", "same", "unchanged", "outside")

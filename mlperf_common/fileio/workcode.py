@@ -120,9 +120,13 @@ def _decode_file(value: Any) -> PlannedFile:
 
 
 class Decoder:
-    """Items become work again, on trees that hold just the directories which these name."""
+    """Items become work again, on trees that hold just the directories which these name.
+
+    ``cut`` has the files that are shared and that this rank has a part of, with their numbers.
+    """
 
     def __init__(self, plan: CopyPlan, shared: Shared) -> None:
+        self.cut: List[Tuple[LargeFile, int]] = []
         self._trees = plan.trees
         self._shared = shared
 
@@ -145,7 +149,9 @@ class Decoder:
         if "part" not in value:
             return LargeFile(directory, file)
         start, end = value["part"]
-        return SharedFile(directory, file, value["number"], (start, end), self._shared)
+        large = SharedFile(directory, file, value["number"], (start, end), self._shared)
+        self.cut.append((large, value["number"]))
+        return large
 
     def _directory(self, place: Any) -> Optional[Directory]:
         if place is None:
