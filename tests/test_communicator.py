@@ -53,7 +53,12 @@ class Case(TestCase):
         self.count = 0
 
     def start(
-        self, ranks: int, body: Callable[[Files], Any], job: str = "job", only: Optional[List[int]] = None, **options: Any
+        self,
+        ranks: int,
+        body: Callable[[Files], Any],
+        job: str = "job",
+        only: Optional[List[int]] = None,
+        **options: Any,
     ) -> List[Rank]:
         """A process for each rank (or only some), which calls body with its communicator."""
         self.count += 1
@@ -78,7 +83,7 @@ def _run(path: str, launch: Launch, place: str, body: Callable[[Files], Any], op
         with Files(launch, place, **options) as comm:
             result = body(comm)
     except BaseException as exc:
-        if not isinstance(exc, (RankFailed, MeetingError, ValueError)):
+        if not isinstance(exc, (RankFailed, MeetingError, ValueError, KeyboardInterrupt)):
             traceback.print_exc()
         result = [type(exc).__name__, str(exc)]
     with open(path, "w", encoding="ascii") as file:
@@ -184,7 +189,8 @@ class Leftovers(Case):
         stranger = ["0" * 32, 1, 3, "elsewhere", "kernel", 1, 1]
         for name, value in (
             ("hello.0", stranger), ("hello.1", stranger), ("welcome", ["abcd", [stranger] * 3, ""]),
-            ("welcome", ["abcd", [stranger] * 3, "the job has failed"]), ("ready.abcd.1", "0" * 32), ("say.abcd.1.0", [1]),
+            ("welcome", ["abcd", [stranger] * 3, "the job has failed"]), ("ready.abcd.1", "0" * 32),
+            ("say.abcd.1.0", [1]),
         ):  # fmt: skip
             with self.subTest(name=name):
                 os.mkdir(self.path("place", directory), 0o700)
@@ -207,7 +213,8 @@ class Leftovers(Case):
             os.mkdir(path)
             os.chmod(path, 0o750)
 
-        for make, words in ((link, "Not a directory"), (file, "Not a directory"), (wide, "others may enter it (mode 0750)")):
+        no_directory, not_private = "Not a directory", "others may enter it (mode 0750)"
+        for make, words in ((link, no_directory), (file, no_directory), (wide, not_private)):
             with self.subTest(words):
                 make()
                 for name, said in self.run_ranks(2, everything):
@@ -253,6 +260,7 @@ class Ends(Case):
                         elif wait == "barrier":
                             comm.barrier()
                         else:
+                            time.sleep(0.01)
                             getattr(comm, wait)(1, victim)
 
                 with self.subTest(victim=victim, wait=wait):
@@ -308,7 +316,7 @@ class Ends(Case):
         for missing in range(3):
             with self.subTest(missing=missing):
                 only = [rank for rank in range(3) if rank != missing]
-                for rank in self.start(3, everything, only=only, wait=1.5):
+                for rank in self.start(3, everything, only=only, wait=1.0, dead=1.0):
                     name, words = rank.end()
                     self.assertEqual(name, "MeetingError")
                     number = 0 if missing == 0 else missing
@@ -363,7 +371,8 @@ class Small(TestCase):
             "31 30 0:32 / /nfs/local\\040disk rw - xfs /dev/x rw\n32 22 0:33 / /nfsx rw - tmpfs none rw\n"
         )
         with mock.patch.object(meeting, "_read_text", lambda path: table):
-            found = {path: meeting.is_nfs(path) for path in ("/nfs", "/nfs/a/b", "/nfs/local disk/c", "/nfsx", "/tmp", "/")}
+            paths = ("/nfs", "/nfs/a/b", "/nfs/local disk/c", "/nfsx", "/tmp", "/")
+            found = {path: meeting.is_nfs(path) for path in paths}
         self.assertEqual([path for path, nfs in found.items() if nfs], ["/nfs", "/nfs/a/b"])
 
     def test_processes(self) -> None:
@@ -380,9 +389,15 @@ class Small(TestCase):
 
     def test_torch_is_not_imported_to_find_out(self) -> None:
         done = support.run(
-            [support.sys.executable, "-c", "import sys; from mlperf_common.distributed import communicator as c;"
-             "print(c.initialised_torch(), 'torch' in sys.modules, 'mpi4py' in sys.modules)"], cwd=support.ROOT, expect=0,
-        )  # fmt: skip
+            [
+                support.sys.executable,
+                "-c",
+                "import sys; from mlperf_common.distributed import communicator as c;"
+                "print(c.initialised_torch(), 'torch' in sys.modules, 'mpi4py' in sys.modules)",
+            ],
+            cwd=support.ROOT,
+            expect=0,
+        )
         self.assertEqual(done.stdout, "None False False\n")
         self.assertIsNone(communicator.initialised_torch())
 

@@ -14,6 +14,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+import copying
 import support
 from support import Random, TestCase, needs, needs_root, run_tool, slow
 
@@ -172,6 +173,105 @@ class Faults(TestCase):
         return list(range(max(1, total - 11), total + 1))
 
 
+class CleaningUp(TestCase):
+    """What cannot be removed at the end loses neither the first error nor the last line."""
+
+    @slow
+    @needs("strace")
+    def test_a_whole_copy_is_whole(self) -> None:
+        source = self.make("s", {"a": b"new", "d": {"b": b"new"}})
+        copy = self.make("c", {"a": b"old"})
+        under = support.strace_inject(self.path("log"), "unlink,unlinkat", "error=EBUSY")
+        done = run_tool("fastcp", "-n", "1", "-rfT", source, copy, under=under, expect=0)
+        self.assertGreater(support.injected(self.path("log")), 0)
+        first, last = done.stderr.splitlines()
+        self.assertIn("warning: cannot remove the record of this run: ", first)
+        self.assertRegex(last, "^fastcp: 2 files, ")
+        self.assert_same_tree(self.path("c/a"), b"new")
+
+    @slow
+    @needs("strace")
+    def test_the_first_error_is_told(self) -> None:
+        source = self.make("s", {"a": b"new" * 3000, "z": b"z"})
+        copy = self.make("c", {"a": b"old"})
+        under = support.strace_inject(self.path("log"), "unlink,unlinkat", "error=EBUSY")
+        under[-2:-2] = ["-e", "inject=pwritev2:error=EIO:when=1"]
+        under[under.index("trace=unlink,unlinkat")] = "trace=unlink,unlinkat,pwritev2"
+        done = run_tool("fastcp", "-n", "1", "-rfT", source, copy, under=under, expect=1)
+        self.assertIn(f"cannot copy '{source}/a' to '{copy}/a': Input/output error", done.stderr)
+        self.assertIn("warning: cannot remove the temporary file '.a.", done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], "^fastcp: FAILED: 1 of 2 files not copied; 1 file, ")
+        self.assert_same_tree(self.path("c/a"), b"old")
+
+
+class Closing(TestCase):
+    """What only close(2) or fsync(2) tells of the new file: a full quota on NFS."""
+
+    def closes(self, name: str, words: List[str]) -> int:
+        """Which close of the process tells of a file that is made: the last of one that has no name while it is made,
+        the first, of a duplicate, of one that has a temporary's."""
+        log = self.path(f"trace-{name}")
+        argv = ["strace", "-f", "-y", "-qq", "-o", log, "-e", "trace=close"]
+        run_tool("fastcp", "-n", "1", *words, under=argv, expect=0)
+        with open(log, "rb") as file:
+            lines = [line for line in file if b"close(" in line]
+        place = os.fsencode(self.path("trace"))
+        nameless = [number for number, line in enumerate(lines) if place + b"/#" in line]
+        named = [number for number, line in enumerate(lines) if place + b"/.f." in line]
+        self.assertTrue(named if name == "replaced" else nameless)
+        return (named[0] if name == "replaced" else nameless[-1]) + 1
+
+    @slow
+    @needs("strace")
+    def test_an_error_of_close_is_one_of_the_file(self) -> None:
+        trees: List[Tuple[str, Any, Any]] = [
+            ("small", {"f": b"new"}, {}),
+            ("replaced", {"f": b"new"}, {"f": OLD}),
+            ("large", {"f": Random(LARGE, seed=1)}, {}),
+        ]
+        for name, source, old in trees:
+            for error, words in (("EDQUOT", "Disk quota exceeded"), ("EIO", "Input/output error")):
+                with self.subTest(name, error=error):
+                    for place, tree in (("s", source), ("trace", old), ("copy", old)):
+                        support.remove_tree(self.path(place))
+                        self.make(place, tree)
+                    options = ["-rf" if old else "-r", self.path("s/f")]
+                    number = self.closes(name, [*options, self.path("trace")])
+                    under = support.strace_inject(self.path("log"), "close", f"error={error}:when={number}")
+                    done = run_tool("fastcp", "-n", "1", *options, self.path("copy"), under=under, expect=1)
+                    self.assertIn(f"cannot copy '{self.path('s/f')}' to '{self.path('copy/f')}': {words}", done.stderr)
+                    self.assert_same_tree(self.path("copy"), old)
+
+    @slow
+    @needs("strace")
+    def test_an_error_of_fsync_leaves_the_old_file(self) -> None:
+        source = self.make("s", {"f": b"new"})
+        for options, old in ((["--fsync"], {}), (["--fsync", "-f"], {"f": OLD}), (["--verify"], {})):
+            with self.subTest(options=options):
+                support.remove_tree(self.path("copy"))
+                self.make("copy", old)
+                under = support.strace_inject(self.path("log"), "fsync", "error=EDQUOT:when=1")
+                words = ["-n", "1", "-rT", *options, source, self.path("copy")]
+                done = run_tool("fastcp", *words, under=under, expect=1)
+                self.assertIn("Disk quota exceeded", done.stderr)
+                self.assert_same_tree(self.path("copy"), old)
+
+
+class Vanishing(TestCase):
+    def test_files_that_are_gone_since_they_were_listed(self) -> None:
+        source = self.make("s", {f"d{i}": {f"f{j:03}": b"x" * j for j in range(200)} for i in range(5)})
+        gone = [self.path(f"s/d{i}/f{j:03}") for i in range(5) for j in range(0, 200, 3)]
+
+        def remove() -> None:
+            for path in gone:
+                os.unlink(path)
+
+        _, said = copying.copy(source, self.path("copy"), 4, between=remove)
+        self.assertEqual(sorted(path for path, _ in said.failures), sorted(gone))
+        self.assertEqual({reason for _, reason in said.failures}, {"vanished since it was listed"})
+        self.assert_same_tree(self.path("copy"), source)
+
+
 class Comparing(TestCase):
     @slow
     @needs("strace")
@@ -287,6 +387,23 @@ class FullDisks(TestCase):
         with support.mounted("ext4", size=32 * MIB, mkfs=["-N", "32"]) as place:
             result = self.fill(place, False, {f"f{i:03}": b"x" for i in range(100)})
             self.assertRegex(result.stderr, "No space left on device")
+
+    def test_a_destination_that_cannot_be_written_is_known_before_the_walk(self) -> None:
+        source = self.make("s", {f"d{i}": {} for i in range(50)})
+        os.chmod(self.tmp, 0o755)
+        with support.mounted("ext4") as place:
+            support.run(["mount", "-o", "remount,ro", place], expect=0)
+            for words in (["-r", source, place], ["-r", source, os.path.join(place, "new")]):
+                with self.subTest(words=words):
+                    log = self.path("log")
+                    under = ["strace", "-f", "-qq", "-P", source, "-o", log, "-e", "trace=getdents64"]
+                    done = run_tool("fastcp", *words, under=under, expect=1)
+                    self.assertRegex(done.stderr, "^fastcp: cannot create directory '.*': Read-only file system\n$")
+                    with open(log, encoding="ascii") as file:
+                        self.assertNotIn("getdents64(", file.read())
+        closed = self.make("closed", support.Dir({}, mode=0o755))
+        done = run_tool("fastcp", "-r", source, closed, user="nobody", expect=1)
+        self.assertRegex(done.stderr, "^fastcp: cannot create directory '.*/s': Permission denied\n$")
 
     def test_read_only(self) -> None:
         with support.mounted("ext4", size=32 * MIB) as place:

@@ -18,6 +18,8 @@ import subprocess
 import time
 from typing import Any, Dict, List, NamedTuple, Sequence
 
+import launchers
+import run_tests
 import support
 from support import Link, Random, Sparse, TestCase, needs, needs_root, run_tool, slow
 
@@ -208,7 +210,7 @@ class Copying(Case):
         source = self.make("s", {"a": b"a"})
         code = (
             "import sys; sys.path.insert(0, sys.argv.pop(1)); from mlperf_common.distributed import meeting;"
-            "meeting.Files.__init__.__defaults__ = (2.0, *meeting.Files.__init__.__defaults__[1:]);"
+            "meeting.Files.__init__.__defaults__ = (2.0, 2.0, *meeting.Files.__init__.__defaults__[2:]);"
             "from mlperf_common.fileio import fastcp; sys.exit(fastcp.main(sys.argv[1:]))"
         )
         words = ["-n", "2", "-r", "--distributed", source, self.path("c")]
@@ -384,6 +386,95 @@ class Nodes(Case):
         self.assertIn("is another directory on node1: --distributed=node makes a copy on each node", ended.errors[0])
         for node in (0, 1):
             self.assertEqual(self.on(node, "ls", "-A", self.local).stdout, "")
+
+
+class Launched(Case):
+    """By real launchers: the same copy, told once."""
+
+    def setUp(self) -> None:
+        self.source = self.make("s", {"huge": Random(200 * MIB, seed=1), **{
+            f"d{i}": {f"f{j}": Random(99 * j, seed=j) for j in range(40)} for i in range(4)}})  # fmt: skip
+
+    def words(self, name: str, *options: str) -> List[str]:
+        return support.command_line("fastcp", "-n", "2", "-r", "--distributed", *options, self.source, self.path(name))
+
+    def check(self, done: support.Result, name: str, who: str) -> None:
+        self.assertEqual(done.returncode, 0, done)
+        self.assertEqual(done.stderr.count("fastcp: "), 2, done)
+        self.assertIn(f"fastcp: rank 0 of 4 ({who}): all ranks share one DEST\n", done.stderr)
+        self.assertIn("fastcp: 161 files, 5 directories, ", done.stderr)
+        self.assert_same_tree(self.path(name), self.source)
+        self.assert_nothing_of_ours(self.tmp)
+
+    @slow
+    @needs("mpirun.openmpi")
+    def test_open_mpi(self) -> None:
+        done = support.run([*launchers.mpirun(4), *self.words("c")], timeout=60)
+        self.check(done, "c", "openmpi")
+        done = support.run([*launchers.mpirun(4), *self.words("c", "-T")], timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("File exists (-f replaces it)", done.stderr)
+
+    @slow
+    @needs("mpiexec.hydra")
+    def test_hydra_gives_no_name(self) -> None:
+        done = support.run([*launchers.hydra(4), *self.words("c")], timeout=60)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("pmi gives its jobs no name: say --rendezvous DIR, an empty directory that all", done.stderr)
+        meeting = self.make("meeting", {})
+        done = support.run([*launchers.hydra(4), *self.words("c", "--rendezvous", meeting)], timeout=60)
+        self.check(done, "c", "pmi")
+        self.assertEqual(os.listdir(meeting), [])
+
+    @slow
+    @needs_root
+    @needs("slurmctld", "slurmd", "srun", "sbatch", "munged")
+    def test_slurm(self) -> None:
+        with launchers.slurm(self.path("slurm")) as env:
+            self.check(support.run(["srun", "-n4", *self.words("c")], env=env, timeout=60), "c", "slurm")
+            node = self.words("n", "--rendezvous", self.tmp)
+            node[node.index("--distributed")] = "--distributed=node"
+            done = support.run(["srun", "-n4", *node], env=env, timeout=60)
+            self.assertEqual(done.returncode, 0, done)
+            self.assert_same_tree(self.path("n"), self.source)
+            script = self.path("job.sh")
+            line = " ".join(self.words("b"))
+            with open(script, "w", encoding="utf-8") as file:
+                file.write(f"#!/bin/bash\n#SBATCH -n 4\nsrun {line} || exit\n{line.replace(' -r ', ' -ruT ')}\n")
+            words = ["sbatch", "--wait", f"--output={self.path('out')}", script]
+            self.assertEqual(support.run(words, env=env, cwd=self.tmp, timeout=60).returncode, 0)
+            self.assert_same_tree(self.path("b"), self.source)
+            with open(self.path("out"), encoding="utf-8") as file:
+                text = file.read()
+            self.assertIn("rank 0 of 4 (slurm): all ranks share one DEST\n", text)
+            self.assertIn("rank 0 of 1 (none): there are no other ranks\n", text)  # the batch script itself
+
+    @slow
+    @needs("mpirun.openmpi")
+    def test_a_killed_rank_under_open_mpi(self) -> None:
+        # mpirun ends the others itself.
+        process = support.start([*launchers.mpirun(4), *self.words("c")], stderr=subprocess.PIPE)
+        self.addCleanup(self._end, process)
+        victims: List[int] = []
+        while process.poll() is None and not victims:
+            victims = [pid for pid in run_tests.below(process.pid) if b"fastcp" in _arguments(pid)]
+            if len(victims) < 4 or not os.path.exists(self.path("c")):
+                victims = []
+                time.sleep(0.005)
+        for pid in victims[1:2]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        run_tool("fastcp", "-ruT", self.source, self.path("c"), expect=0)
+        self.assert_same_tree(self.path("c"), self.source)
+
+
+def _arguments(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 class Proving(Case):

@@ -11,6 +11,7 @@ collective which some rank never calls returns, where torch or MPI do not notice
 
 from __future__ import annotations
 
+import pickle
 import sys
 from typing import Any, List, Optional, Protocol
 
@@ -67,15 +68,35 @@ class Single:
 
 
 class Torch:
-    """An initialised process group of torch.distributed; None: the default one. What it sends is pickled by torch."""
+    """An initialised process group of torch.distributed; None: the default one. What it sends is pickled.
+
+    By tensors of bytes: torch's own collectives of objects need NumPy (ran: 2.13), which not every torch comes with,
+    and NCCL has no gather of objects.
+    """
 
     def __init__(self, group: Any = None) -> None:
+        import torch
         import torch.distributed
 
+        self._torch = torch
         self._dist = torch.distributed
         self._group = group
         self.rank: int = self._dist.get_rank(group)
         self.world_size: int = self._dist.get_world_size(group)
+
+    def _device(self) -> Any:
+        """Where the group's backend wants its tensors."""
+        nccl = self._dist.get_backend(self._group) == "nccl"
+        return self._torch.device("cuda", self._torch.cuda.current_device()) if nccl else self._torch.device("cpu")
+
+    def _tensor(self, data: bytes, length: int) -> Any:
+        tensor = self._torch.zeros(length, dtype=self._torch.uint8)
+        if data:
+            tensor[: len(data)] = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8)
+        return tensor.to(self._device())
+
+    def _number(self, value: int) -> Any:
+        return self._torch.tensor([value], dtype=self._torch.int64, device=self._device())
 
     def _global(self, rank: int) -> int:
         """A rank of the group as the rank of the world that torch's calls want."""
@@ -83,18 +104,24 @@ class Torch:
 
     def broadcast(self, obj: Any, root: int = 0) -> Any:
         """The ``obj`` of the rank ``root``, on every rank."""
-        box = [obj if self.rank == root else None]
-        self._dist.broadcast_object_list(box, src=self._global(root), group=self._group)
-        return box[0]
+        data = pickle.dumps(obj) if self.rank == root else b""
+        size = self._number(len(data))
+        self._dist.broadcast(size, src=self._global(root), group=self._group)
+        tensor = self._tensor(data, int(size.item()))
+        self._dist.broadcast(tensor, src=self._global(root), group=self._group)
+        return obj if self.rank == root else pickle.loads(bytes(tensor.tolist()))
 
     def gather(self, obj: Any, root: int = 0) -> Optional[List[Any]]:
-        """On the rank ``root`` the ``obj`` of every rank, in order; None on the others.
-
-        By all_gather_object, which every backend has: NCCL has no gather of objects.
-        """
-        box: List[Any] = [None] * self.world_size
-        self._dist.all_gather_object(box, obj, group=self._group)
-        return box if self.rank == root else None
+        """On the rank ``root`` the ``obj`` of every rank, in order; None on the others."""
+        data = pickle.dumps(obj)
+        sizes = [self._number(0) for _ in range(self.world_size)]
+        self._dist.all_gather(sizes, self._number(len(data)), group=self._group)
+        lengths = [int(size.item()) for size in sizes]
+        tensors = [self._tensor(b"", max(lengths)) for _ in range(self.world_size)]
+        self._dist.all_gather(tensors, self._tensor(data, max(lengths)), group=self._group)
+        if self.rank != root:
+            return None
+        return [pickle.loads(bytes(tensor[:length].tolist())) for tensor, length in zip(tensors, lengths)]
 
     def barrier(self) -> None:
         """Return when every rank has come here."""

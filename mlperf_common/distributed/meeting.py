@@ -38,6 +38,7 @@ WAIT_SECONDS = 120.0  # for all ranks to come: Slurm starts those of a large job
 DEAD_SECONDS = 10.0
 DEAD_SECONDS_NFS = 90.0  # an NFS client may show attributes and contents up to a minute late
 BEAT_SECONDS = 1.0
+LATE_SECONDS = 2.0  # that the others wait longer for rank 0 than it for them: it knows who is missing
 SHORTEST, LONGEST = 0.001, 0.25  # seconds between two looks: each wait begins with the one and doubles it
 LOOK_SECONDS = 1.0  # between two looks at the other ranks while nothing is waited for
 LOOKS = 64  # pulses that rank 0 reads in one look: at 1 ms each no more than a tenth of its time
@@ -337,7 +338,7 @@ class Handshake:
         self._place = place
         self._me = me
         self._clock = clock
-        self._deadline = clock() + wait
+        self._deadline = clock() + wait + (LATE_SECONDS if me.rank else 0)
         self._wait = wait
         self._dead = dead
         self._gone: Dict[Process, float] = {}  # since when
@@ -374,7 +375,9 @@ class Handshake:
             for _ in _pauses():
                 if self._look_for_hellos(known):
                     self._answer(nonce, known, "")
-                missing = [rank for rank in range(1, self._me.world_size) if not self._is_ready(nonce, rank, known)]
+                missing = [rank for rank in range(self._me.world_size) if rank not in known]
+                if not missing:
+                    missing = [rank for rank in range(1, self._me.world_size) if not self._is_ready(nonce, known[rank])]
                 if not missing:
                     break
                 self._check_time("of %d ranks these have not come: %s" % (self._me.world_size, _shortened(missing)))
@@ -389,7 +392,7 @@ class Handshake:
         self._place.write("welcome", [nonce, [known[rank] for rank in sorted(known)], problem])
 
     def _send_away(self, nonce: str, known: Dict[int, Process], problem: str) -> None:
-        """Tell those who have come, or come now, that nothing will come of it, and wait a while until they have gone."""
+        """Tell those who have come, or come now, that nothing comes of it, and wait a while until they have gone."""
         end = self._clock() + self._dead
         self._answer(nonce, known, problem)
         for _ in _pauses():
@@ -413,8 +416,8 @@ class Handshake:
                 news = True
         return news and len(known) == self._me.world_size
 
-    def _is_ready(self, nonce: str, rank: int, known: Dict[int, Process]) -> bool:
-        return rank in known and self._place.read("ready.%s.%d" % (nonce, rank)) == known[rank].id
+    def _is_ready(self, nonce: str, process: Process) -> bool:
+        return bool(self._place.read("ready.%s.%d" % (nonce, process.rank)) == process.id)
 
     def _hello(self, rank: int) -> Optional[Process]:
         value = self._place.read(hello_name(rank))
@@ -510,6 +513,7 @@ class Files:
 
     def broadcast(self, obj: Any, root: int = 0) -> Any:
         """The ``obj`` of the rank ``root``, on every rank; anything that JSON knows."""
+        self.check()  # who sends does not wait
         self._number += 1
         if self.rank == root:
             self._post(root, obj)
@@ -520,6 +524,7 @@ class Files:
 
     def gather(self, obj: Any, root: int = 0) -> Optional[List[Any]]:
         """On the rank ``root`` the ``obj`` of every rank, in order; None on the others."""
+        self.check()
         self._number += 1
         if self.rank != root:
             self._post(root, obj)
@@ -620,32 +625,33 @@ class Files:
     # ---- the end
 
     def close(self) -> None:
-        """Leave. Rank 0 goes last and removes the directory; the others do if it has died. Never raises OSError."""
+        """Leave. Rank 0 says so first, and goes last: it removes the directory, or the others do if it has died.
+
+        The others return when rank 0 has said so, or is dead: what it does before that, it does before they end.
+        Never raises OSError.
+        """
         with contextlib.suppress(OSError):
             self._heart.say(gone=True)
         self._heart.stop()
         with contextlib.suppress(OSError, MeetingError):
             if self.rank == 0:
-                self._wait_for_all()
+                self._wait_for(set(range(1, self.world_size)))
                 self._place.clear()
-            elif self._is_rank_0_dead():
-                self._place.remove_all_of({0, self.rank, *self._gone_ranks()})
+            else:
+                self._wait_for({0})
+                if not self._watch(0).pulse.gone:
+                    self._place.remove_all_of({0, self.rank, *self._gone_ranks()})
         self._place.close()
 
-    def _wait_for_all(self) -> None:
-        """Until every rank has left or is dead, so that all have read what rank 0 had to say."""
-        waiting = set(range(1, self.world_size))
+    def _wait_for(self, ranks: Set[int]) -> None:
+        """Until each of these ranks has left or is dead."""
         for _ in _pauses():
-            for rank in list(waiting):
+            for rank in list(ranks):
                 watch = self._watch(rank)
                 if watch.look().gone or is_gone(watch.process, self._me) or watch.silence() > self._dead:
-                    waiting.discard(rank)
-            if not waiting:
+                    ranks.discard(rank)
+            if not ranks:
                 return
-
-    def _is_rank_0_dead(self) -> bool:
-        watch = self._watch(0)
-        return is_gone(watch.process, self._me) or watch.silence() > self._dead
 
     @contextlib.contextmanager
     def _ending_all(self) -> Iterator[None]:

@@ -345,7 +345,7 @@ def run(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str] 
         if not isinstance(exc, Exception):
             raise
         _flush_quietly()
-        _explain(program, exc)
+        explain(program, exc)
         return 1
 
 
@@ -383,16 +383,18 @@ def _flush_quietly() -> None:
         pass  # already on the way to status 1, with a line about the first failure
 
 
-def _explain(program: str, exc: Exception) -> None:
+def explain(program: str, exc: Exception) -> None:
+    """Say what went wrong, on stderr; under FASTCP_DEBUG=1 with the traceback."""
     if os.environ.get("FASTCP_DEBUG") == "1":
         import traceback
 
         _write_stderr(traceback.format_exc())
-    for line in _lines(exc):
+    for line in lines_of(exc):
         say(program, line)
 
 
-def _lines(exc: Exception) -> list[str]:
+def lines_of(exc: Exception) -> list[str]:
+    """What there is to say of an exception, line by line."""
     from mlperf_common.fileio.refusals import CopyArgumentError, UnreadableEntries
 
     if isinstance(exc, (CopyArgumentError, UnreadableEntries)):

@@ -24,10 +24,10 @@ from mlperf_common.fileio.digest import Digest
 from mlperf_common.fileio.direct_io import BLOCK_SIZE
 from mlperf_common.fileio.facts import ALWAYS, AUTO, NEVER, Facts, Options
 from mlperf_common.fileio.manifest import Chunk
-from mlperf_common.fileio.metadata import ACCESS_ACL, Replaced, creation_mode, dress, read_acl
+from mlperf_common.fileio.metadata import ACCESS_ACL, Notes, Replaced, creation_mode, dress, read_acl
 from mlperf_common.fileio.traces import temporary_name
 from mlperf_common.fileio.walk import TIME_MASK, FileEntry, is_device
-from mlperf_common.fileio.words import kind_of
+from mlperf_common.fileio.words import kind_of, quote
 from mlperf_common.fileio.workers import Worker
 
 FICLONE = 0x40049409  # ioctl_ficlonerange(2): _IOW(0x94, 9, int) on x86 and Arm
@@ -172,12 +172,13 @@ class NewFile:
     """A file being made in the directory ``dir_fd``, not yet under its final ``name``.
 
     ``temporary`` is its name so far, or "" when it has none. ``source`` and ``st``, what metadata is taken from, are
-    set by whoever fills it.
+    set by whoever fills it. ``notes`` are told what could not be removed.
     """
 
-    __slots__ = ("fd", "dir_fd", "name", "temporary", "size", "source", "st")
+    __slots__ = ("fd", "dir_fd", "name", "temporary", "size", "source", "st", "notes")
 
-    def __init__(self, fd: int, dir_fd: int, name: str, temporary: str) -> None:
+    def __init__(self, fd: int, dir_fd: int, name: str, temporary: str, notes: Notes) -> None:
+        self.notes = notes
         self.size = 0  # bytes, once they are written
         self.source = -1
         self.st: Optional[os.stat_result] = None
@@ -204,6 +205,8 @@ class NewFile:
                 os.unlink(name, dir_fd=self.dir_fd)
             except FileNotFoundError:
                 pass
+            except OSError as exc:  # why the file was given up is what counts
+                self.notes.warnings.add("cannot remove the temporary file %s: %s" % (quote(name), exc.strerror))
 
 
 class Making(NamedTuple):
@@ -249,7 +252,7 @@ def _create_nameless(making: Making, name: str, mode: int, direct: bool) -> Opti
         if not facts.nameless[making.dev]:
             os.close(fd)
             return None
-    return NewFile(fd, making.dir_fd, name, "")
+    return NewFile(fd, making.dir_fd, name, "", facts.notes)
 
 
 def _create_named(making: Making, name: str, mode: int, direct: bool, item: str) -> NewFile:
@@ -260,7 +263,7 @@ def _create_named(making: Making, name: str, mode: int, direct: bool, item: str)
             fd = open_new(making, temporary, flags, mode, direct)
         except FileExistsError:
             continue  # somebody else's: another name, never an unlink
-        return NewFile(fd, making.dir_fd, name, temporary)
+        return NewFile(fd, making.dir_fd, name, temporary, making.facts.notes)
     raise FileExistsError(errno.EEXIST, "no free name for a temporary file", name)
 
 

@@ -594,6 +594,7 @@ class _Rules(NamedTuple):
 def _plan(base: Base, operands: Sequence[Operand], rules: _Rules, lister: ListDirectories) -> CopyPlan:
     refusals = Refusals()
     checked, skipped = _without_specials(_check_landings(base, operands, refusals), rules.skip_special, refusals)
+    _check_writable(base, checked, refusals)
     refusals.raise_first()
 
     trees = [_tree(operand, rules.look, rules.one_file_system) for operand in checked if operand.is_tree()]
@@ -616,6 +617,18 @@ def _plan(base: Base, operands: Sequence[Operand], rules: _Rules, lister: ListDi
         mounts=problems.mounts,
         traces=check.traces,
     )
+
+
+def _check_writable(base: Base, operands: Sequence[Operand], refusals: Refusals) -> None:
+    """New names in a directory in which none can be made: better known before a large tree is walked than after."""
+    new = [operand for operand in operands if operand.standing is None and operand.name]
+    if not new or os.access(base.path, os.W_OK | os.X_OK, effective_ids=True):
+        return
+    number = errno.EROFS if os.statvfs(base.path).f_flag & os.ST_RDONLY else errno.EACCES
+    for operand in new:
+        what = "directory" if operand.is_tree() else "symbolic link" if operand.is_link() else "regular file"
+        text = "cannot create %s %%s: %s" % (what, os.strerror(number))
+        refusals.add(UnusableDestination, text, operand.landing(base))
 
 
 def _top(plan: CopyPlan, destination: str) -> Landing:

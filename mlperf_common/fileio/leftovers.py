@@ -219,14 +219,14 @@ class Keeper:
         try:
             place = chain.open(self._plan.top)
             fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=place)
+            try:
+                return os.path.exists("/proc/self/fd/%d" % fd)
+            finally:
+                os.close(fd)
         except OSError:  # whatever the reason, the copy will say what matters
             return False
         finally:
             chain.close()
-        try:
-            return os.path.exists("/proc/self/fd/%d" % fd)
-        finally:
-            os.close(fd)
 
     def _remove(self, chain: walk.DirectoryChain, landing: Landing, name: str) -> bool:
         try:
@@ -253,9 +253,12 @@ class Keeper:
 
     def end(self) -> None:
         """The run is over: whatever it made has its name, or is gone."""
-        if self._record is not None:
-            self._record.remove()
-            self._record = None
+        record, self._record = self._record, None
+        if record is not None:
+            try:
+                record.remove()
+            except OSError as exc:  # the copy is what it is
+                self._events.warning("cannot remove the record of this run: %s" % reason_of(exc))
         if self._top >= 0:
             os.close(self._top)
             self._top = -1

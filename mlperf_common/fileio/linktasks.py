@@ -20,7 +20,7 @@ from mlperf_common.fileio.manifest import Chunk
 from mlperf_common.fileio.metadata import dress_link
 from mlperf_common.fileio.traces import temporary_name
 from mlperf_common.fileio.walk import Identity
-from mlperf_common.fileio.words import kind_of
+from mlperf_common.fileio.words import kind_of, quote
 from mlperf_common.fileio.workers import Worker
 
 # What link(2) answers where a file cannot have (so many) names; the name gets a file of its own then.
@@ -125,7 +125,7 @@ def _copy_link(making: Making, source: Optional[int], name: str, new_name: str, 
         if made != new_name:
             _rename_over(making, made, new_name)
     except BaseException:
-        os.unlink(made, dir_fd=making.dir_fd)
+        _give_up(making, made)
         raise
     return target
 
@@ -140,6 +140,14 @@ def _temporary(making: Making, name: str, make: Callable[[str], None]) -> str:
             continue
         return free
     raise FileExistsError(errno.EEXIST, "no free name for a temporary file", name)
+
+
+def _give_up(making: Making, temporary: str) -> None:
+    """Leave nothing of a name that was not made; why it was not is what counts."""
+    try:
+        os.unlink(temporary, dir_fd=making.dir_fd)
+    except OSError as exc:
+        making.facts.notes.warnings.add("cannot remove the temporary file %s: %s" % (quote(temporary), exc.strerror))
 
 
 def _check_may_replace(making: Making, name: str) -> None:
@@ -212,5 +220,5 @@ def _give_name(making: Making, first: int, leader: str, name: str, replaces: boo
     try:
         _rename_over(making, temporary, name)
     except BaseException:
-        os.unlink(temporary, dir_fd=making.dir_fd)
+        _give_up(making, temporary)
         raise

@@ -130,8 +130,8 @@ def open_temporary(making: Making, name: str, st: os.stat_result, number: int, s
         except BaseException:
             os.close(fd)
             raise
-        return NewFile(fd, making.dir_fd, name, temporary)
-    new = NewFile(fd, making.dir_fd, name, temporary)
+        return NewFile(fd, making.dir_fd, name, temporary, making.facts.notes)
+    new = NewFile(fd, making.dir_fd, name, temporary, making.facts.notes)
     try:
         os.ftruncate(fd, st.st_size)
         claims.write_json(shared.place, _record(number), os.fstat(fd).st_ino)
@@ -166,7 +166,8 @@ def commit(making: Making, file: PlannedFile, source_dir: Optional[int], follow:
     name, options = file.entry.name, making.options
     temporary = shared_name(making, name, number)
     flags = (os.O_RDWR if options.verify else os.O_WRONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
-    new = NewFile(os.open(temporary, flags, dir_fd=making.dir_fd), making.dir_fd, name, temporary)
+    fd = os.open(temporary, flags, dir_fd=making.dir_fd)
+    new = NewFile(fd, making.dir_fd, name, temporary, making.facts.notes)
     source = -1
     try:
         source, st = copyfile.open_source(file.name, source_dir, file.entry, making.facts, follow)

@@ -104,12 +104,28 @@ def run(program: str, args: Any, what: str, sources: Sequence[str], body: Callab
         return 1
     try:
         with _communicator(mine, args) as comm:
-            return body(comm)
+            return _speak(program, comm, body)
     except (LaunchError, MeetingError) as exc:
         command.say(program, str(exc))
-    except RankFailed as exc:
+    except RankFailed as exc:  # while they met
         if 0 in (mine.rank, exc.rank):
             command.say(program, "the job ends: %s" % exc)
+    return 1
+
+
+def _speak(program: str, comm: Any, body: Callable[[Any], int]) -> int:
+    """The body's status. What there is to say is said before the other ranks know: a launcher ends all ranks as soon as
+    one has a status of 1 (ran: mpirun)."""
+    from mlperf_common.distributed.communicator import RankFailed
+
+    try:
+        return body(comm)
+    except RankFailed as exc:
+        if 0 in (comm.rank, exc.rank):
+            command.say(program, "the job ends: %s" % exc)
+    except Exception as exc:
+        command.explain(program, exc)
+        comm.fail(_words(exc))
     return 1
 
 
@@ -272,7 +288,8 @@ def _copy_as_one(job: Copy, comm: Any) -> Outcome:
     wanted = plan is not None and job.tell(plan)
     refused, base = comm.broadcast([planned.error is not None, plan.base.path if plan is not None and wanted else ""])
     if planned.error is not None:
-        raise planned.error
+        for line in command.lines_of(planned.error):
+            job.events.problem(line)
     if refused or not base:
         return Outcome(not refused, plan)
     if not _is_shared(base, comm, job.events):
