@@ -104,7 +104,7 @@ def everything(comm: Any) -> Any:
             found.append(gathered is None)
         comm.barrier()
     comm.check()
-    return found == (ODD + [True]) * comm.world_size
+    return found == [*ODD, True] * comm.world_size
 
 
 class Collectives(Case):

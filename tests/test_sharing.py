@@ -64,7 +64,7 @@ class Dealing(unittest.TestCase):
     def test_the_last_items_are_small(self) -> None:
         units = [Unit(object(), 32 * MIB) for _ in range(100_000)]
         items = self.check(units, 16)
-        self.assertLess(len(items), 16 * 20)
+        self.assertLess(len(items), 16 * 40)
         self.assertLessEqual(max(len(item) for item in items[-16:]), 2 * dealing.LEAST // (32 * MIB))
 
 

@@ -4,12 +4,17 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 import statistics
-from typing import Callable, Dict, Sequence
+import subprocess
+import time
+from typing import Callable, Dict, List, Sequence
 
 import contestants
 import machine
+import ranks
 from race import Bench, Figure, Race, Ratio, Result, say
 
 TINY_ROUNDS = 20
@@ -116,6 +121,47 @@ def entries(bench: Bench) -> Result:
     return Result("memory of a proof: sum of Pss of all processes, at its peak", "warm cache", figures=figures)
 
 
+def several_ranks(bench: Bench) -> Result:
+    """10,000 files by 1, 2, 4 and 8 ranks, each call of the filesystem 1 ms late."""
+    place = bench.fresh("shim")
+    os.mkdir(place)
+    source = bench.data.get("hundredth")
+    environ = ranks.slowed(ranks.build_shim(place), os.path.dirname(bench.data.root))
+    rounds = max(3, bench.pairs // 2 + 1)
+    seconds: Dict[int, List[float]] = {count: [] for count in (1, 2, 4, 8)}
+    for number, count in itertools.product(range(rounds), seconds):
+        seconds[count].append(ranks.copy_by(count, bench.python, environ, source, bench.fresh("ranks")))
+        say("round %d of %d: %d ranks: %.3f s" % (number + 1, rounds, count, seconds[count][-1]))
+    started = time.monotonic()
+    subprocess.run(["cp", "-r", source, bench.fresh("cp")], env=environ, check=True)
+    alone = time.monotonic() - started
+    files = sum(1 for _ in bench.data.files("hundredth"))
+    figures = [Figure("cp -r", files / alone, "files/s")]
+    one = statistics.median(seconds[1])
+    for count, times in seconds.items():
+        middle = statistics.median(times)
+        figures.append(Figure("%d ranks of %d workers" % (count, ranks.WORKERS), files / middle, "files/s"))
+        figures.append(Figure("  times as fast as 1", one / middle, ""))
+    return Result("%d files of a byte in directories of 100, 1 ms a call" % files, "any cache", figures=figures)
+
+
+DEALT = (
+    ("items", ""), ("claims", "mkdir"), ("vain", "mkdir"), ("looks", "stat"), ("peak", "claims/s"), ("seconds", "s"),
+    ("tail", "s"),
+)  # fmt: skip
+
+
+def dealt(bench: Bench) -> Result:
+    """The dealing of 100,000,000 files to 1,000 ranks, simulated."""
+    figures = []
+    for count, files in ((8, 10**6), (100, 10**7), (1000, 10**8)):
+        found = ranks.simulate(count, files, 100 << 10, 1 / (2 << 30))
+        name = "%d ranks, %d files: " % (count, files)
+        figures += [Figure(name + field, float(getattr(found, field)), unit) for field, unit in DEALT]
+    return Result("dealing, 100 KiB a file, 2 GiB of cost a second and rank, 2 % of ranks 3 times slower", "simulated",
+                  figures=figures)  # fmt: skip
+
+
 def calls(bench: Bench) -> Result:
     """System calls per small file, of a whole run and all of its processes, by strace."""
     files = sum(1 for _ in bench.data.files("small"))
@@ -169,6 +215,8 @@ CASES: Dict[str, Callable[[Bench], Result]] = {
     "manifest": manifest,
     "compare": compare,
     "entries": entries,
+    "ranks": several_ranks,
+    "dealt": dealt,
     "memory": memory,
     "tiny": tiny,
     "small": small,
