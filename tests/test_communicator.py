@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional
 from unittest import mock
 
 import support
-from support import TestCase, needs_root
+from support import TestCase, needs_root, slow
 
 from mlperf_common.distributed import communicator, meeting
 from mlperf_common.distributed.communicator import Files, MeetingError, RankFailed, Single
@@ -127,6 +127,7 @@ class Collectives(Case):
         times = self.run_ranks(4, body)
         self.assertGreaterEqual(min(left for _, left in times), max(came for came, _ in times))
 
+    @slow
     def test_many_collectives_leave_few_files(self) -> None:
         def body(comm: Files) -> Any:
             for number in range(60):
@@ -245,6 +246,7 @@ class Ends(Case):
                 self.assertEqual(end[0], "RankFailed", ends)
                 self.assertRegex(end[1], f"^rank {rank} \\(.*\\) {words}")
 
+    @slow
     def test_a_rank_that_fails(self) -> None:
         for victim in range(3):
             for wait in ("barrier", "gather", "broadcast", "check"):
@@ -287,6 +289,7 @@ class Ends(Case):
                 self.assertLess(time.monotonic() - started, 5)
                 self.assertEqual(os.listdir(self.place), [])
 
+    @slow
     def test_a_rank_that_is_stopped_or_on_a_node_that_is_gone(self) -> None:
         def body(comm: Files, victim: int) -> None:
             comm.barrier()
@@ -302,6 +305,7 @@ class Ends(Case):
                 os.kill(ranks[victim].process.pid, signal.SIGCONT)
                 self.assertEqual(ranks[victim].end()[0], "RankFailed")
 
+    @slow
     def test_a_rank_that_computes_for_long_is_not_dead(self) -> None:
         def body(comm: Files) -> Any:
             comm.barrier()
@@ -312,6 +316,7 @@ class Ends(Case):
 
         self.assertEqual(self.run_ranks(3, body, dead=2.0), ["well"] * 3)
 
+    @slow
     def test_a_rank_that_never_comes(self) -> None:
         for missing in range(3):
             with self.subTest(missing=missing):

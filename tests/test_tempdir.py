@@ -59,6 +59,7 @@ class OverFiles(test_communicator.Case):
                 self.assertFalse(results[0][2])
                 self.assertEqual(self.left(), [])
 
+    @slow
     def test_a_body_that_raises_ends_all(self) -> None:
         for failing in range(3):
             with self.subTest(failing=failing):
@@ -71,6 +72,7 @@ class OverFiles(test_communicator.Case):
                         self.assertRegex(words, f"^rank {failing} \\(.*\\) failed: ValueError: mine$")
                 self.assertEqual(self.left(), [])
 
+    @slow
     def test_a_rank_that_is_killed_ends_all(self) -> None:
         for killed in range(3):
             with self.subTest(killed=killed):

@@ -30,8 +30,7 @@ JOBS = itertools.count(os.getpid() * 1000)
 def tree() -> Dict[str, Any]:
     """Enough for several ranks: a file that they share, directories of small ones, links, odd names."""
     return {
-        "huge": Random(330 * MIB + 77, seed=1),
-        "large": Random(70 * MIB, seed=2),
+        "huge": Random(200 * MIB + 77, seed=1),
         **{f"d{i}": {f"f{j}": Random(1000 * j, seed=j) for j in range(60)} for i in range(12)},
         "empty": {"e": {}},
         "l": Link("d1"),
@@ -93,7 +92,7 @@ class Case(TestCase):
 class Copying(Case):
     def test_a_tree(self) -> None:
         source = self.make("s", tree())
-        for count in (1, 2, 5):
+        for count in (1, 4):
             with self.subTest(ranks=count):
                 copy = self.path(f"c{count}")
                 ended = self.ranks(count, "fastcp", "-n", "2", "-rP", "--distributed", source, copy)
@@ -102,11 +101,12 @@ class Copying(Case):
                 first, last = ended.errors[0].splitlines()
                 who = "all ranks share one DEST" if count > 1 else "there are no other ranks"
                 self.assertEqual(first, f"fastcp: rank 0 of {count} (torchrun): {who}")
-                self.assertRegex(last, r"^fastcp: 723 files, 1 link, 16 directories, .*io=direct$")
+                self.assertRegex(last, r"^fastcp: 722 files, 1 link, 16 directories, .*io=direct$")
                 self.assert_same_tree(copy, source, modes=True)
                 self.assert_nothing_of_ours(copy)
                 self.assert_nothing_of_ours(self.tmp)
 
+    @slow
     def test_a_second_run(self) -> None:
         source = self.make("s", {"a": b"a", "d": {"b": b"b"}})
         copy = self.make("c", {"a": b"other", "mine": b"m"})
@@ -124,6 +124,7 @@ class Copying(Case):
         self.assertIn("2 skipped, unverified", ended.errors[0])
         self.assert_nothing_of_ours(copy)
 
+    @slow
     def test_what_is_refused_is_told_once_and_nothing_is_written(self) -> None:
         source = self.make("s", {"a": b"a", "d": {"b": b"b"}})
         self.make("c", {})
@@ -148,8 +149,9 @@ class Copying(Case):
         self.assertEqual(ended.outputs, [alone, b"", b""])
         self.assertFalse(os.path.exists(self.path("c")))
 
+    @slow
     def test_metadata_and_hard_links(self) -> None:
-        source = self.make("s", {"huge": Random(200 * MIB, seed=1), "d": {"f": b"x"}, "e": {}})
+        source = self.make("s", {"huge": Random(196 * MIB, seed=1), "d": {"f": b"x"}, "e": {}})
         os.link(self.path("s/huge"), self.path("s/e/twin"))
         for name in ("huge", "d/f", "d", "e", ""):
             os.utime(self.path("s", name), ns=(10**18 + 7, 10**18 + 9))
@@ -158,6 +160,7 @@ class Copying(Case):
         self.assert_same_tree(self.path("c"), source, modes=True, times=True)
         self.assertTrue(os.path.samefile(self.path("c/huge"), self.path("c/e/twin")))
 
+    @slow
     def test_files_that_fail_on_any_rank_are_told_by_the_first(self) -> None:
         source = self.make("s", {f"d{i}": {f"f{j}": b"x" * 3000 for j in range(150)} for i in range(10)})
         gone = [self.path(f"s/d{i}/f{j}") for i in range(10) for j in (3, 77)]
@@ -205,6 +208,7 @@ class Copying(Case):
         self.assert_same_tree(self.path("c"), source)
         self.assert_nothing_of_ours(self.tmp)
 
+    @slow
     def test_a_rank_that_never_comes(self) -> None:
         # Its number is 2 of 3; the time is that of the code, so it is made short.
         source = self.make("s", {"a": b"a"})
@@ -251,7 +255,7 @@ class Killed(Case):
     @slow
     def test_swept_kills(self) -> None:
         chance = random.Random(5)
-        for number in range(10):
+        for number in range(6):
             victim, delay = number % 4, chance.random() * 1.3
             with self.subTest(victim=victim, delay=delay):
                 processes = self.start()
@@ -272,6 +276,7 @@ class Killed(Case):
         self.assertNotIn("temporary files of other runs", done.stderr)
         self.assert_nothing_of_ours(self.copy)
 
+    @slow
     def test_a_signal_to_one_rank_ends_all(self) -> None:
         for victim, number in ((2, signal.SIGTERM), (0, signal.SIGINT)):
             with self.subTest(victim=victim):
@@ -288,6 +293,7 @@ class Killed(Case):
                 support.remove_tree(self.copy)
                 os.mkdir(self.copy)
 
+    @slow
     def test_a_killed_worker_fails_its_files_and_no_more(self) -> None:
         processes = self.start()
         while not os.path.exists(os.path.join(self.copy, "d1")):
@@ -526,6 +532,7 @@ class Proving(Case):
         self.make("big", Sparse(3 * GIB + 1, {7: b"x", 2 * GIB: b"y"}))
         self.both("big", "s/d1", timeout=120)
 
+    @slow
     def test_comparisons(self) -> None:
         run_tool("fastcp", "-rP", self.source, self.path("d"), expect=0)
         self.both("--compare", "-P", "s", "d")

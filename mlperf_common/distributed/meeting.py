@@ -344,12 +344,15 @@ class Handshake:
         self._gone: Dict[Process, float] = {}  # since when
         self._alive: Set[Process] = set()  # seen to be
 
-    def run(self) -> Tuple[str, List[Process], Heart]:
-        """The nonce, all ranks in order, and this rank's pulse. Raises MeetingError, OSError."""
+    def run(self) -> Tuple[str, Dict[int, Process], Heart]:
+        """The nonce, in rank 0 all processes, in others that of rank 0, and this rank's pulse.
+
+        Raises MeetingError, OSError.
+        """
         self._place.write(hello_name(self._me.rank), self._me)
         return self._welcome() if self._me.rank == 0 else self._come()
 
-    def _come(self) -> Tuple[str, List[Process], Heart]:
+    def _come(self) -> Tuple[str, Dict[int, Process], Heart]:
         for _ in _pauses():
             self._check_process(self._hello(0))
             welcome = self._place.read("welcome")
@@ -362,11 +365,11 @@ class Handshake:
                     heart = Heart(self._place, pulse_name(nonce, self._me.rank))
                     heart.start()
                     self._place.write("ready.%s.%d" % (nonce, self._me.rank), self._me.id)
-                    return nonce, processes, heart
+                    return nonce, {0: processes[0]}, heart
             self._check_time("rank 0 has not welcomed this rank")
         raise MeetingError("unreachable")
 
-    def _welcome(self) -> Tuple[str, List[Process], Heart]:
+    def _welcome(self) -> Tuple[str, Dict[int, Process], Heart]:
         nonce = os.urandom(8).hex()
         heart = Heart(self._place, pulse_name(nonce, 0))
         heart.start()  # those who are welcome begin to look at it
@@ -386,7 +389,7 @@ class Handshake:
                 heart.say(failed=(0, str(exc)))
             self._send_away(nonce, known, str(exc))
             raise
-        return nonce, [known[rank] for rank in range(self._me.world_size)], heart
+        return nonce, known, heart
 
     def _answer(self, nonce: str, known: Dict[int, Process], problem: str) -> None:
         self._place.write("welcome", [nonce, [known[rank] for rank in sorted(known)], problem])
@@ -507,7 +510,10 @@ class Files:
             self._place.close()
             raise
         with self._ending_all():
-            self.barrier()  # from here on every pulse is there
+            # From here on every pulse is there. Who the others are is known only now: a rank that came early may have
+            # been welcomed beside one of an earlier job.
+            known = self.broadcast(self.gather(self._me))
+            self._processes = {process.rank: process for process in (Process(*fields) for fields in known)}
 
     # ---- collectives
 

@@ -76,16 +76,33 @@ class Record:
         import json
 
         text = json.dumps(own_life()._asdict()).encode()
+        try:
+            self._make_nameless(text)
+        except OSError:  # as for files: no such thing here, or no /proc
+            self._make_named(text)
+
+    def _make_nameless(self, text: bytes) -> None:
+        fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=self._place)
+        try:
+            self._write(fd, text)
+            os.link("/proc/self/fd/%d" % fd, self._name, dst_dir_fd=self._place, follow_symlinks=True)
+        finally:
+            os.close(fd)
+
+    def _make_named(self, text: bytes) -> None:
         # Under another name first: killed in between, an empty record would prove nothing for a day.
         fresh = self._name + ".new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(fresh, flags, 0o600, dir_fd=place)
+        fd = os.open(fresh, flags, 0o600, dir_fd=self._place)
         try:
-            os.write(fd, text)
-            self.made_ns = os.fstat(fd).st_mtime_ns  # now, by the filesystem's clock
+            self._write(fd, text)
         finally:
             os.close(fd)
-        os.rename(fresh, self._name, src_dir_fd=place, dst_dir_fd=place)
+        os.rename(fresh, self._name, src_dir_fd=self._place, dst_dir_fd=self._place)
+
+    def _write(self, fd: int, text: bytes) -> None:
+        os.write(fd, text)
+        self.made_ns = os.fstat(fd).st_mtime_ns  # now, by the filesystem's clock
 
     def touch(self) -> None:
         """Say every minute that this run is alive. A record that is gone proves nothing any more: no error."""
