@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proofs of what nobody here wrote: the library of Python, /usr, /etc; of a file of several chunks; by two Pythons."""
 
-# Takes about 40 s
+# Takes about 60 s
 from __future__ import annotations
 
 import os
@@ -33,10 +33,13 @@ class RealTrees(TestCase):
 
     def test_the_digests_are_those_of_md5sum(self) -> None:
         """Every file under a chunk: `md5sum -c` takes our lines once they are put in its form."""
-        for root in (os.path.dirname(os.__file__), "/usr/share"):
+        library = os.path.dirname(os.__file__)
+        for root in (os.path.join(library, "encodings"), os.path.join(library, "lib2to3"), "/usr/share/doc"):
+            if not os.path.isdir(root):
+                continue  # Python 3.13 has no lib2to3
             with self.subTest(root):
                 wanted = subprocess.run(
-                    ["find", root, "-type", "f", "-size", "+0", "-path", "*/[d-m]*", "-print0"],
+                    ["find", root, "-type", "f", "-size", "+0", "-print0"],
                     stdout=subprocess.PIPE,
                     check=True,
                 ).stdout.split(b"\0")[:-1]
@@ -58,8 +61,8 @@ class RealTrees(TestCase):
         others = [program for program in programs if not os.path.samefile(program, sys.executable)]
         if not others:
             self.skipTest("there is no other Python here")
-        place = os.path.dirname(os.__file__)
-        for words in (["-q", "--all", "-P", place], ["-q", "--json", place + "/encodings"], ["-qz", "-C", place, "."]):
+        place = os.path.join(os.path.dirname(os.__file__), "email")
+        for words in (["-q", "--all", "-P", place], ["-q", "--json", place + "/mime"], ["-qz", "-C", place, "."]):
             with self.subTest(words=words):
                 here = run_tool("fastmd5", *words, expect=0, timeout=120).stdout_bytes
                 there = run_tool("fastmd5", *words, python=others[0], expect=0, timeout=120).stdout_bytes

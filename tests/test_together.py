@@ -5,7 +5,7 @@
 Two nodes are two mount and UTS namespaces: a host name and a node-local disk for each.
 """
 
-# Takes about 45 s
+# Takes about 90 s
 from __future__ import annotations
 
 import contextlib
