@@ -88,10 +88,13 @@ def format_zero(path: Union[str, bytes], offset: int, size: int, md5hex: str) ->
 
 
 def format_json(path: Union[str, bytes], offset: int, size: int, md5hex: str) -> bytes:
-    """The same fields as one JSON object on a line. Undecodable bytes of a path are surrogates, as Python has them."""
+    """The same fields as one JSON object on a line.
+
+    A path is UTF-8 here whatever the locale says; bytes that are not are surrogates, as Python has them.
+    """
     import json  # 3 ms, which copies need not wait for
 
-    fields = {"path": os.fsdecode(path), "offset": offset, "size": size, "md5": md5hex}
+    fields = {"path": os.fsencode(path).decode("utf-8", "surrogateescape"), "offset": offset, "size": size, "md5": md5hex}
     return json.dumps(fields).encode("ascii") + b"\n"
 
 
@@ -110,7 +113,7 @@ def parse_json(line: bytes) -> Line:
     try:
         fields = json.loads(line)
         path, offset, size, digest = (fields[name] for name in ("path", "offset", "size", "md5"))
-        return _line(os.fsencode(path), b"%d" % offset, b"%d" % size, digest.encode("ascii"))
+        return _line(path.encode("utf-8", "surrogateescape"), b"%d" % offset, b"%d" % size, digest.encode("ascii"))
     except ManifestError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
