@@ -94,7 +94,8 @@ def format_json(path: Union[str, bytes], offset: int, size: int, md5hex: str) ->
     """
     import json  # 3 ms, which copies need not wait for
 
-    fields = {"path": os.fsencode(path).decode("utf-8", "surrogateescape"), "offset": offset, "size": size, "md5": md5hex}
+    text = os.fsencode(path).decode("utf-8", "surrogateescape")
+    fields = {"path": text, "offset": offset, "size": size, "md5": md5hex}
     return json.dumps(fields).encode("ascii") + b"\n"
 
 
