@@ -159,6 +159,10 @@ class Copying(Case):
         self.assertEqual(ended.statuses, [0, 0, 0], ended.errors)
         self.assert_same_tree(self.path("c"), source, modes=True, times=True)
         self.assertTrue(os.path.samefile(self.path("c/huge"), self.path("c/e/twin")))
+        self.make("there", {})
+        ended = self.ranks(2, "fastcp", "-n", "2", "-aT", "--distributed", source, self.path("there"))
+        self.assertEqual(ended.statuses, [0, 0], ended.errors)
+        self.assert_same_tree(self.path("there"), source, modes=True, times=True)  # its own times, too
 
     @slow
     def test_files_that_fail_on_any_rank_are_told_by_the_first(self) -> None:
@@ -259,7 +263,7 @@ class Killed(Case):
             victim, delay = number % 4, chance.random() * 1.3
             with self.subTest(victim=victim, delay=delay):
                 processes = self.start()
-                hello = os.path.join(self.copy, ".fastcp-*", f"hello.{victim}")
+                hello = os.path.join(self.tmp, ".fastcp-*", f"hello.{victim}")
                 while not glob.glob(hello) and processes[victim].poll() is None:
                     time.sleep(0.002)  # before that nobody can know of it
                 time.sleep(delay)

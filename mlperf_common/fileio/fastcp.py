@@ -76,7 +76,7 @@ def make_parser() -> command.Parser:
     together.add_options(
         parser,
         (together.JOB, together.NODE),
-        "with --distributed: the directory in which the ranks meet (default: where DEST is or will be)",
+        "with --distributed: the directory in which the ranks meet (default: beside DEST, or in it)",
     )
     add("-N", "--dry-run", action="store_true", help="print what would be copied where; write nothing")
     add("-v", "--verbose", action="store_true", help="name each file when it has been copied")

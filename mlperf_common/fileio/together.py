@@ -145,14 +145,18 @@ def _communicator(mine: Any, args: Any) -> Iterator[Any]:
 
 
 def settle_meeting(args: Any, destination: str) -> None:
-    """Where the ranks meet, as ``args.meeting``: --rendezvous, else the existing directory in which DEST is or will be.
+    """Where the ranks meet, as ``args.meeting``: --rendezvous, else beside DEST, else in it.
 
-    Absolute, since -C goes elsewhere later.
+    Beside it, so that DEST keeps the times that it is given at the end. Absolute, since -C goes elsewhere later.
     """
     if args.rendezvous is not None:
         args.rendezvous = args.meeting = os.path.join(os.getcwd(), args.rendezvous)
         return
     there = destination if os.path.isdir(destination) else os.path.dirname(destination.rstrip("/"))
+    if there == destination and destination:
+        beside = os.path.join(destination, "..")
+        if os.access(beside, os.W_OK | os.X_OK) and os.stat(beside).st_dev == os.stat(destination).st_dev:
+            there = beside
     args.meeting = os.path.join(os.getcwd(), there)
 
 
@@ -294,7 +298,7 @@ def _copy_as_one(job: Copy, comm: Any) -> Outcome:
         return Outcome(not refused, plan)
     if not _is_shared(base, comm, job.events):
         return Outcome(False, plan)
-    with shared_tempdir(comm, dir=base, prefix=".fastcp-job-") as place, _opened(place) as fd:
+    with shared_tempdir(comm, dir=job.args.meeting, prefix=".fastcp-job-") as place, _opened(place) as fd:
         crew = sharing.Crew(comm.rank, comm.world_size, fd, comm.barrier, comm.check)
         summary = _work(job, plan, crew)
     return Outcome(bool(comm.broadcast(summary.is_complete())), plan, summary)
