@@ -155,7 +155,7 @@ class Modes(TestCase):
     def test_a_large_read_only_file_of_an_ordinary_user(self) -> None:
         os.chmod(self.tmp, 0o777)
         source = self.make("s", {"f": File(Random(66 * MIB, seed=1), mode=0o440)})
-        subprocess.run(["chown", "-R", "nobody", source], check=True)
+        subprocess.run(["chown", "-R", "nobody:", source], check=True)
         for options in ("-r", "-rp", "-rf", "-rfp"):
             run_tool("fastcp", "-n", "8", f"{options}T", source, self.path("c" + options[2:]), user="nobody", expect=0)
             self.assert_same_tree(self.path("c" + options[2:]), source, modes=True)
