@@ -124,7 +124,7 @@ class OnOneName(TestCase):
     @slow
     def test_eight_copies_of_one_file_to_one_name(self) -> None:
         source = self.make("big", Random(3 * MIB, seed=1))
-        for number in range(12):
+        for number in range(6):
             out = self.path(f"d{number}", "out")
             os.mkdir(os.path.dirname(out))
             options = ["-f"] if number % 2 else []
@@ -232,7 +232,7 @@ class Proofs(TestCase):
     def test_every_name_in_every_format_and_locale(self) -> None:
         self.make("s", dict.fromkeys(NAMES, b"x"))
         lists: Dict[str, bytes] = {}
-        for env in LOCALES[1:4]:
+        for env in LOCALES[2:4]:
             for option in ("--all", "-z", "--json"):
                 text = run_tool("fastmd5", "-q", option, "-C", "s", ".", cwd=self.tmp, env=env, expect=0).stdout_bytes
                 self.assertEqual(text, lists.setdefault(option, text))
@@ -296,7 +296,7 @@ class Loops(TestCase):
     @slow
     def test_many_workers_on_little_work_again_and_again(self) -> None:
         source = self.make("s", {f"d{i}": {f"f{j}": b"" for j in range(50)} for i in range(10)})
-        for number in range(8):
+        for number in range(4):
             run_tool("fastcp", "-q", "-r", "-n", "32", source, self.path(f"c{number}"), timeout=30, expect=0)
             run_tool("fastmd5", "-q", "-n", "32", source, timeout=30, expect=0)
 

@@ -213,7 +213,7 @@ class InTorch(Real):
         return outputs
 
     def test_two_and_four_processes(self) -> None:
-        for count, failing in ((2, -1), (4, -1), (4, 2), (2, 0)):
+        for count, failing in ((2, -1), (4, 2)):
             with self.subTest(count=count, failing=failing):
                 self.check(self.ranks(count, TORCH, self.tmp, str(failing)), failing)
 
