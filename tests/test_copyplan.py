@@ -683,6 +683,10 @@ def as_nobody() -> Iterator[None]:
 
 @needs_nobody
 class Permissions(PlanTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        os.chmod(self.tmp, 0o777)  # new names can be made here by anybody
+
     def test_all_that_is_unreadable_is_named_at_once(self) -> None:
         closed = Dir({"f": b""}, 0o000)
         self.make("t", {"a": closed, "b": {"c": closed, "f": b""}, "unsearchable": Dir({"d": {}, "f": b""}, 0o444),
