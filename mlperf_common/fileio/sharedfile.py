@@ -97,6 +97,12 @@ class SharedFile(LargeFile):
         new.close()
         self._shared.done.append(Done(self._number, *self._part))
 
+    def close(self) -> None:
+        """Close what is open. The temporary is the leader's to remove: other ranks may be about to open it."""
+        if self._new is not None:
+            self._new.temporary = ""
+        super().close()
+
     def keeps_failure(self, reason: str, number: int) -> bool:
         """It is told once for the whole file, by the leader."""
         self._shared.done.append(Done(self._number, *self._part, reason, number))
