@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import cpmodel
 import support
-from support import Dir, Fifo, File, Link, TestCase, needs, needs_nobody, needs_root
+from support import Dir, Fifo, File, Link, TestCase, needs, needs_nobody, needs_root, slow
 
 SRC = {"f": b"f\n", "sub": {"g": b"g\n", "deep": {"h": b""}}, "empty": {}, "lf": Link("f"), "ld": Link("sub"),
        "out": Link("../other/o")}
@@ -224,6 +224,7 @@ class RulesTestCase(TestCase):
         return ours
 
 
+@slow
 class LikeCp(RulesTestCase):
     def test_the_same_comes_out(self) -> None:
         for literal, arguments in SAME:

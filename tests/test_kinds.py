@@ -73,6 +73,7 @@ class Stopping(TestCase):
                 self.assertFalse(os.path.exists(self.path("c")))
 
 
+@slow
 class Reading(TestCase):
     """A reader that reads what is elsewhere: the storage has what was read, and that is not the source."""
 
@@ -136,6 +137,7 @@ class OnOneName(TestCase):
             self.assert_same_tree(os.path.dirname(out), {"out": Random(3 * MIB, seed=1)})
 
 
+@slow
 class Modes(TestCase):
     @slow
     @needs("strace")
@@ -292,6 +294,7 @@ class Proofs(TestCase):
         self.assertRegex(done.stderr, r"6 paths checked: 1 OK, ")
 
 
+@slow
 class Loops(TestCase):
     @slow
     def test_many_workers_on_little_work_again_and_again(self) -> None:

@@ -326,6 +326,7 @@ KEPT = [
 ]
 
 
+@slow
 class HardLinks(Case):
     """--preserve=links: names of one file are names of one file again."""
 

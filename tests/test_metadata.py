@@ -125,6 +125,7 @@ def keeps_times(words: str) -> bool:
     return bool(kept) and not words.endswith("--no-preserve=timestamps")
 
 
+@slow
 @needs_root
 @needs("setfacl", "setfattr")
 class LikeCp(TestCase):
