@@ -20,9 +20,10 @@ from mlperf_common.fileio import batches
 # shared filesystem files are dearer, so this is rather too little than too much.
 FILE_COST = 256 << 10
 
-# No item is smaller, unless the work ends: claiming one costs a directory and a small file, some 2 ms on a shared
-# filesystem, and this much work takes 0.1 s or more.
-LEAST = 128 << 20
+# No item is smaller, unless the work ends: a batch of small files. Claiming one costs a directory, a small file and a
+# few looks, some 5 ms on a shared filesystem, where these files take 0.4 s. With 4 times as much, 5,000 files were 10
+# items, and 8 ranks had nothing to share.
+LEAST = 32 << 20
 
 
 # An item of a round is one of this many parts of an equal share. A rank that is three times slower than the others then
