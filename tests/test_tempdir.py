@@ -8,6 +8,7 @@ torch and mpi4py are not of this project: FILEIO_TORCH_PYTHON and FILEIO_MPI_PYT
 # Takes about 30 s
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -27,6 +28,23 @@ from support import ROOT, TestCase, needs, slow
 from mlperf_common.distributed import communicator
 from mlperf_common.distributed.communicator import Single
 from mlperf_common.distributed.tempdir import shared_tempdir
+
+
+class CollectivesOnly:
+    """A communicator that, as torch's and MPI's, can tell of a failure by a collective alone."""
+
+    def __init__(self, comm: Any) -> None:
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self.broadcast, self.barrier, self.check = comm.broadcast, comm.barrier, comm.check
+        self.gathers = 0
+        self._comm = comm
+
+    def gather(self, obj: Any, root: int = 0) -> Any:
+        self.gathers += 1
+        return self._comm.gather(obj, root)
+
+    def fail(self, reason: str) -> bool:
+        return False
 
 
 class OverFiles(test_communicator.Case):
@@ -102,6 +120,85 @@ class OverFiles(test_communicator.Case):
             self.assertEqual(name, "RankFailed")
             self.assertIn("rank 0 cannot make a temporary directory", words)
 
+    def test_whatever_keeps_rank_0_from_making_it_is_told(self) -> None:
+        def body(comm: Any) -> Any:
+            with shared_tempdir(CollectivesOnly(comm), dir=self.tmp, prefix="a\0b") as path:
+                return path
+
+        results = self.run_ranks(3, body)
+        self.assertEqual(results[0][0], "ValueError")
+        self.assertIn("null", results[0][1])
+        told = f"rank 0 cannot make a temporary directory: ValueError: {results[0][1]}"
+        self.assertEqual(results[1:], [["RankFailed", told]] * 2)
+
+    def test_a_body_that_is_interrupted_ends_all(self) -> None:
+        def body(comm: Any, collectives: bool) -> Any:
+            try:
+                with shared_tempdir(CollectivesOnly(comm) if collectives else comm, dir=self.tmp):
+                    if comm.rank == 1:
+                        raise KeyboardInterrupt
+            except BaseException as exc:  # here, so that the end of the communicator tells nobody
+                return [type(exc).__name__, str(exc)]
+
+        for collectives in (True, False):
+            with self.subTest(collectives=collectives):
+                results = self.run_ranks(3, functools.partial(body, collectives=collectives))
+                self.assertEqual(results.pop(1), ["KeyboardInterrupt", ""])
+                for name, words in results:
+                    self.assertEqual(name, "RankFailed")
+                    self.assertRegex(words, "^rank 1 \\(.*\\) failed: KeyboardInterrupt$")
+
+    def test_one_within_another_ends_all(self) -> None:
+        """Where only a collective tells, a rank that left the inner one by a RankFailed must still take part in it."""
+
+        def body(comm: Any, failing: int) -> Any:
+            comm = CollectivesOnly(comm)
+            try:
+                with shared_tempdir(comm, dir=self.tmp, prefix="together-"):
+                    with shared_tempdir(comm, dir=self.tmp, prefix="together-"):
+                        if comm.rank == failing:
+                            raise ValueError("mine")
+            except (ValueError, communicator.RankFailed) as exc:
+                return [type(exc).__name__, str(exc), comm.gathers]
+
+        for failing in range(3):
+            with self.subTest(failing=failing):
+                results = self.run_ranks(3, functools.partial(body, failing=failing))
+                # Two exchanges; what a barrier gathers is not counted.
+                self.assertEqual(results.pop(failing), ["ValueError", "mine", 2])
+                for name, words, exchanges in results:
+                    self.assertEqual((name, exchanges), ("RankFailed", 2))
+                    self.assertRegex(words, f"^rank {failing} \\(.*\\) failed: ValueError: mine$")
+                self.assertEqual(self.left(), [])
+
+    def test_a_relative_directory_and_ranks_that_go_elsewhere(self) -> None:
+        def body(comm: Any) -> Any:
+            os.chdir(self.tmp)
+            with shared_tempdir(comm, dir=".", prefix="together-") as path:
+                os.chdir("/")
+                return [path, os.path.isdir(path)]
+
+        for path, there in self.run_ranks(2, body):
+            self.assertEqual((os.path.dirname(path), there), (self.tmp, True))
+        self.assertEqual(self.left(), [])
+
+    def test_a_rank_that_still_writes_there_when_another_fails(self) -> None:
+        def body(comm: Any) -> None:
+            with shared_tempdir(comm, dir=self.tmp, prefix="together-") as path:
+                comm.barrier()
+                if comm.rank == 2:
+                    time.sleep(0.2)
+                    raise ValueError("mine")
+                end = time.monotonic() + 3  # less than rank 0 tries to remove what it is filled with
+                while comm.rank == 1 and time.monotonic() < end and os.path.isdir(path):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.close(os.open(os.path.join(path, str(time.monotonic_ns())), os.O_CREAT | os.O_WRONLY))
+                comm.barrier()
+
+        results = self.run_ranks(3, body)
+        self.assertEqual([name for name, _ in results], ["RankFailed", "RankFailed", "ValueError"])
+        self.assertEqual(self.left(), [])
+
 
 class Alone(TestCase):
     def test_no_communicator_is_one_process(self) -> None:
@@ -112,6 +209,14 @@ class Alone(TestCase):
                 self.assertFalse(os.path.exists(path))
         with self.assertRaisesRegex(ValueError, "its own"), shared_tempdir(dir=self.tmp):
             raise ValueError("its own")
+        self.assertEqual(os.listdir(self.tmp), [])
+
+    def test_an_exception_of_its_own_is_kept_where_the_others_cannot_be_told(self) -> None:
+        alone = Single()
+        with mock.patch.multiple(alone, create=True, fail=lambda _: False, gather=mock.Mock(side_effect=OSError)):
+            with self.assertRaisesRegex(ValueError, "its own"), shared_tempdir(alone, dir=self.tmp):
+                raise ValueError("its own")
+            self.assertEqual(alone.gather.call_count, 1)
         self.assertEqual(os.listdir(self.tmp), [])
 
     def test_a_launcher_without_a_group_is_an_error(self) -> None:
@@ -131,7 +236,8 @@ from mlperf_common.distributed.tempdir import shared_tempdir
 failing = int(sys.argv[2])
 said = [rank]
 try:
-    with shared_tempdir({comm}dir=sys.argv[1]) as path:
+    # One within the other: what ends the inner one must end the outer one too.
+    with shared_tempdir({comm}dir=sys.argv[1]), shared_tempdir({comm}dir=sys.argv[1]) as path:
         open(os.path.join(path, str(rank)), "w").close()
         {barrier}
         said += [path, sorted(os.listdir(path))]
