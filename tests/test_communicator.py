@@ -5,6 +5,7 @@
 # Takes about 40 s
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import multiprocessing
@@ -86,8 +87,9 @@ def _run(path: str, launch: Launch, place: str, body: Callable[[Files], Any], op
         if not isinstance(exc, (RankFailed, MeetingError, ValueError, KeyboardInterrupt)):
             traceback.print_exc()
         result = [type(exc).__name__, str(exc)]
-    with open(path, "w", encoding="ascii") as file:
+    with open(path + ".new", "w", encoding="ascii") as file:
         json.dump(result, file)
+    os.rename(path + ".new", path)  # a rank may be killed here, too
 
 
 def everything(comm: Any) -> Any:
@@ -135,7 +137,7 @@ class Collectives(Case):
                 comm.broadcast(number, number % comm.world_size)
                 comm.gather(number, 0)
             comm.barrier()
-            return len([name for name in os.listdir(comm._place.path) if name.startswith("say.")])
+            return len([name for name in os.listdir(comm._place.fd) if name.startswith("say.")])
 
         self.assertLess(max(self.run_ranks(4, body)), 150)  # of 600
 
@@ -143,8 +145,8 @@ class Collectives(Case):
         def body(comm: Files) -> Any:
             comm.broadcast(1)
             comm.barrier()
-            place = comm._place.path
-            modes = [stat.S_IMODE(os.stat(os.path.join(place, name)).st_mode) for name in os.listdir(place)]
+            place = comm._place.fd
+            modes = [stat.S_IMODE(os.stat(name, dir_fd=place).st_mode) for name in os.listdir(place)]
             comm.barrier()
             return [stat.S_IMODE(os.stat(place).st_mode), *modes]
 
@@ -161,6 +163,21 @@ class Collectives(Case):
         self.make("place/other", b"")
         for name, words in self.run_ranks(2, everything, job=""):
             self.assertEqual((name, "it must be empty, but has 'other'" in words), ("MeetingError", True))
+
+
+class Again(Case):
+    def test_a_job_that_meets_again_and_again(self) -> None:
+        mine = functools.partial(Launch, world_size=3, local_rank=None, job="job", launcher="test")
+
+        def body(comm: Files) -> Any:
+            comm.close()
+            for _ in range(5):
+                with Files(mine(comm.rank), self.place, wait=5.0) as again:
+                    again.barrier()
+            return "well"
+
+        self.assertEqual(self.run_ranks(3, body), ["well"] * 3)
+        self.assertEqual(os.listdir(self.place), [])
 
 
 class Leftovers(Case):
@@ -191,14 +208,25 @@ class Leftovers(Case):
         for name, value in (
             ("hello.0", stranger), ("hello.1", stranger), ("welcome", ["abcd", [stranger] * 3, ""]),
             ("welcome", ["abcd", [stranger] * 3, "the job has failed"]), ("ready.abcd.1", "0" * 32),
-            ("say.abcd.1.0", [1]),
+            ("say.abcd.1.0", [1]), ("hello.0", {"of": "another version"}), ("hello.1", [1, 2]), ("welcome", 5),
+            ("welcome", ["abcd", 5, ""]), ("welcome", ["abcd", [[1]], ""]),
         ):  # fmt: skip
-            with self.subTest(name=name):
+            with self.subTest(name=name, value=value):
                 os.mkdir(self.path("place", directory), 0o700)
                 with open(self.path("place", directory, name), "w", encoding="ascii") as file:
                     json.dump(value, file)
                 self.assertEqual(self.run_ranks(3, everything), [True] * 3)
                 self.assertEqual(os.listdir(self.place), [])
+
+    def test_names_that_are_not_files_of_ours(self) -> None:
+        directory = self.path("place", f".fastcp-{os.geteuid()}-test-job")
+        for make in (lambda path: os.symlink("/dev/null", path), os.mkfifo, os.mkdir):
+            os.mkdir(directory, 0o700)
+            make(os.path.join(directory, "welcome"))
+            with self.subTest(make=make):
+                end = self.start(2, everything, only=[1], wait=1.0)[0].end()
+                self.assertEqual(end, ["MeetingError", f"{directory + '/welcome'!r}: not a file of ours"])
+            support.remove_tree(directory)
 
     def test_places_that_are_not_safe(self) -> None:
         path = self.path("place", f".fastcp-{os.geteuid()}-test-job")
@@ -290,6 +318,41 @@ class Ends(Case):
                 self.assertEqual(os.listdir(self.place), [])
 
     @slow
+    def test_a_rank_that_is_killed_at_any_moment(self) -> None:
+        def body(comm: Files) -> Any:
+            for root in range(3):
+                comm.barrier()
+                comm.gather(root, root)
+            return "well"
+
+        ended_all = 0
+        for number in range(18):  # from before they meet (about 0.05 s) until after they have left
+            victim, moment = number % 3, 0.01 * number
+            with self.subTest(victim=victim, moment=moment):
+                ranks = self.start(3, body, wait=3.0, dead=2.0)
+                time.sleep(moment)
+                os.kill(ranks[victim].process.pid, signal.SIGKILL)
+                killed = time.monotonic()
+                ends = [rank.end() for rank in ranks]
+                self.assertLess(time.monotonic() - killed, 15)
+                for end in ends[:victim] + ends[victim + 1 :]:
+                    if end != "well":
+                        self.assertIn(end[0], ("RankFailed", "MeetingError"))
+                        self.assertRegex(end[1], f"rank {victim}\\b|these have not come: {victim}\\b")
+                        ended_all += 1
+                left = self.left()
+                if victim or ends[1:] != ["well"] * 2:  # else all had left, and rank 0 was to clean up
+                    self.assertEqual(left, [])
+        self.assertGreater(ended_all, 0)
+
+    def left(self) -> List[str]:
+        """What was left in the ranks' directories, now removed; but for a hello that was killed before it was one."""
+        left = [name for place in os.listdir(self.place) for name in os.listdir(self.path("place", place))]
+        support.remove_tree(self.place)
+        os.mkdir(self.place)
+        return [name for name in left if not name.startswith("hello.")]
+
+    @slow
     def test_a_rank_that_is_stopped_or_on_a_node_that_is_gone(self) -> None:
         def body(comm: Files, victim: int) -> None:
             comm.barrier()
@@ -327,6 +390,34 @@ class Ends(Case):
                     number = 0 if missing == 0 else missing
                     told = f"have not come: {number} " if missing else "rank 0 has not welcomed this rank"
                     self.assertIn(told, words)
+                self.assertEqual(os.listdir(self.place), [])
+
+    def test_ranks_of_jobs_of_different_sizes(self) -> None:
+        for sizes in ((2, 3), (3, 2)):
+            with self.subTest(sizes=sizes):
+                ranks = self.start(sizes[0], everything, only=[0, *range(2, sizes[0])], dead=2.0)
+                ranks += self.start(sizes[1], everything, only=[1])
+                words = r"the ranks do not meet: rank 0 \(.*\) is one of %d ranks, rank 1 \(.*\) one of %d" % sizes
+                for name, said in [rank.end(10) for rank in ranks]:
+                    self.assertIn(name, ("MeetingError", "RankFailed"))
+                    self.assertRegex(said, words)
+                self.assertEqual(os.listdir(self.place), [])
+
+    def test_two_processes_that_are_one_rank(self) -> None:
+        for rank in (0, 1):
+            with self.subTest(rank=rank):
+                # While the third one is missing, both are there and see each other.
+                start = functools.partial(self.start, 3, everything, wait=3.0, dead=2.0)
+                twins = start(only=[rank]) + start(only=[rank])
+                time.sleep(1)
+                ranks = start(only=[number for number in range(3) if number != rank])
+                ends = [rank.end() for rank in twins]
+                told = [end for end in ends if f"two processes are rank {rank}: " in str(end)]
+                self.assertEqual([end[0] for end in told], ["MeetingError"])
+                if rank:
+                    self.assertEqual([ends[0] is True, ends[1] is True].count(True), 1)
+                for other in ranks:
+                    other.end()
                 self.assertEqual(os.listdir(self.place), [])
 
     def test_a_rank_that_leaves_before_the_others(self) -> None:
@@ -391,6 +482,19 @@ class Small(TestCase):
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         self.assertEqual(meeting.start_of(child), 0)  # a zombie does nothing any more
         os.waitpid(child, 0)
+
+    def test_what_a_killed_rank_leaves_is_its_own(self) -> None:
+        other = ["hello.11", "hello.2", "say.ab.1.0", "say.ab.1.0.00c0ffee.new", "welcome"]
+        own = ["hello.1", "pulse.ab.1", "pulse.ab.1.new", "ready.ab.1", "say.ab.2.1", "say.ab.3.1.00c0ffee.new"]
+        place = meeting.open_place(self.make("place", {}), Launch(0, 3, 0, "job", "test"))
+        self.addCleanup(place.close)
+        for name in other + own:
+            self.make(os.path.join(place.path, name), b"")
+        with contextlib.suppress(OSError):  # it is not empty
+            place.remove_all_of({1})
+        self.assertEqual(sorted(os.listdir(place.fd)), other)
+        place.remove_all_of({0, 2, 11})
+        self.assertEqual(os.listdir(self.path("place")), [])
 
     def test_torch_is_not_imported_to_find_out(self) -> None:
         done = support.run(

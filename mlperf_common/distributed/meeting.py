@@ -21,9 +21,11 @@ Not promised: that a rank which is stopped or cut off from the filesystem is tol
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import socket
 import stat
 import threading
@@ -83,6 +85,14 @@ class Process(NamedTuple):
     start: int  # clock ticks since boot
 
 
+def process_of(value: Any) -> Optional[Process]:
+    """The process that a JSON value describes; None if it is none, as what another version of this has left."""
+    kinds = (str, int, int, str, str, int, int)
+    if not isinstance(value, list) or len(value) != len(kinds):
+        return None
+    return Process(*value) if all(isinstance(field, kind) for field, kind in zip(value, kinds)) else None
+
+
 def this_process(launch: Launch) -> Process:
     """The one that calls."""
     boot = _read_text("/proc/sys/kernel/random/boot_id").strip()
@@ -134,10 +144,15 @@ class Place:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
         except FileNotFoundError:
             return None
+        except OSError as exc:
+            if exc.errno != errno.ELOOP:
+                raise
+            raise MeetingError("%r: not a file of ours" % os.path.join(self.path, name)) from exc
+        st = os.fstat(fd)
+        if not stat.S_ISREG(st.st_mode) or st.st_uid != os.geteuid():
+            os.close(fd)
+            raise MeetingError("%r: not a file of ours" % os.path.join(self.path, name))
         with open(fd, encoding="ascii") as stream:
-            st = os.fstat(fd)
-            if not stat.S_ISREG(st.st_mode) or st.st_uid != os.geteuid():
-                raise MeetingError("%r: not a file of ours" % os.path.join(self.path, name))
             try:
                 return json.load(stream)
             except ValueError as exc:
@@ -148,22 +163,43 @@ class Place:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
 
-    def clear(self) -> None:
+    def clear(self, nonce: str) -> None:
         """Remove everything in it, and itself if the ranks have made it. Raises OSError."""
         for name in os.listdir(self.fd):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.fd)
-        if self.created:
-            os.rmdir(self.path)
+        self._remove_itself(nonce)
 
-    def remove_all_of(self, ranks: Set[int]) -> None:
+    def remove_all_of(self, ranks: Set[int], nonce: str = "") -> None:
         """Remove what these ranks have made, and the directory if nothing is left. Raises OSError."""
-        endings = tuple(".%d" % rank for rank in ranks)
         for name in os.listdir(self.fd):
-            if name.endswith(endings) or (0 in ranks and name == "welcome"):
+            final = UNFINISHED.sub("", name)
+            if final.rpartition(".")[2] in map(str, ranks) or (0 in ranks and final == "welcome"):
                 self.remove(name)
-        if self.created:
-            os.rmdir(self.path)
+        self._remove_itself(nonce)
+
+    def step_aside(self, nonce: str) -> None:
+        """Leave the name to the next meeting of the job, which may begin before this one's files are gone.
+
+        The ranks have the directory open, and go on in it. Raises OSError.
+        """
+        if self.created and self._is_here(self.path):
+            os.rename(self.path, self._aside(nonce))
+
+    def _aside(self, nonce: str) -> str:
+        return "%s.%s" % (self.path, nonce)
+
+    def _is_here(self, path: str) -> bool:
+        """Whether a path names this directory, not that of the job's next meeting."""
+        try:
+            return os.path.samestat(os.lstat(path), os.fstat(self.fd))
+        except FileNotFoundError:
+            return False
+
+    def _remove_itself(self, nonce: str) -> None:
+        for path in (self.path, self._aside(nonce)):
+            if self.created and self._is_here(path):
+                os.rmdir(path)
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -200,6 +236,7 @@ def _unsafe(st: os.stat_result, own: bool) -> str:
     return ""
 
 
+UNFINISHED = re.compile(r"(\.[0-9a-f]{8})?\.new$")  # what a name has before its rename
 OWN_NAMES = ("hello.", "welcome", "ready.", "pulse.", "say.")
 
 
@@ -353,21 +390,31 @@ class Handshake:
         return self._welcome() if self._me.rank == 0 else self._come()
 
     def _come(self) -> Tuple[str, Dict[int, Process], Heart]:
+        told = ""  # the nonce of the rank 0 that has been told that this rank takes the job for a larger or smaller one
         for _ in _pauses():
             self._check_process(self._hello(0))
-            welcome = self._place.read("welcome")
-            if welcome is not None:
-                nonce, known, problem = welcome
-                processes = [Process(*process) for process in known]
-                if self._me in processes and problem:
-                    raise MeetingError(problem)
-                if self._me in processes and len(processes) == self._me.world_size:
-                    heart = Heart(self._place, pulse_name(nonce, self._me.rank))
-                    heart.start()
-                    self._place.write("ready.%s.%d" % (nonce, self._me.rank), self._me.id)
-                    return nonce, {0: processes[0]}, heart
+            self._check_claim()
+            nonce, processes, problem = self._welcomed()
+            if problem:
+                raise MeetingError(problem)
+            if len(processes) == self._me.world_size:
+                heart = Heart(self._place, pulse_name(nonce, self._me.rank))
+                heart.start()
+                self._place.write(ready_name(nonce, self._me.rank), self._me.id)
+                return nonce, {0: processes[0]}, heart
+            if nonce != told:  # rank 0 finds the same, and says so to all
+                self._place.write(ready_name(nonce, self._me.rank), self._me.id)
+                told = nonce
             self._check_time("rank 0 has not welcomed this rank")
         raise MeetingError("unreachable")
+
+    def _welcomed(self) -> Tuple[str, List[Process], str]:
+        """Nonce, processes and problem of a welcome that has this process in it, else nothing."""
+        welcome = self._place.read("welcome")
+        if not isinstance(welcome, list) or len(welcome) != 3 or not isinstance(welcome[1], list):
+            return "", [], ""
+        processes = [process for process in map(process_of, welcome[1]) if process is not None]
+        return (str(welcome[0]), processes, str(welcome[2])) if self._me in processes else ("", [], "")
 
     def _welcome(self) -> Tuple[str, Dict[int, Process], Heart]:
         nonce = os.urandom(8).hex()
@@ -376,6 +423,7 @@ class Handshake:
         known: Dict[int, Process] = {0: self._me}
         try:
             for _ in _pauses():
+                self._check_claim()
                 if self._look_for_hellos(known):
                     self._answer(nonce, known, "")
                 missing = [rank for rank in range(self._me.world_size) if rank not in known]
@@ -420,11 +468,26 @@ class Handshake:
         return news and len(known) == self._me.world_size
 
     def _is_ready(self, nonce: str, process: Process) -> bool:
-        return bool(self._place.read("ready.%s.%d" % (nonce, process.rank)) == process.id)
+        if self._place.read(ready_name(nonce, process.rank)) != process.id:
+            return False
+        if process.world_size != self._me.world_size:  # of a rank that is of this job, since it knows the nonce
+            raise MeetingError(
+                "the ranks do not meet: rank 0 (%s) is one of %d ranks, rank %d (%s) one of %d"
+                % (self._me.host, self._me.world_size, process.rank, process.host, process.world_size)
+            )
+        return True
 
     def _hello(self, rank: int) -> Optional[Process]:
-        value = self._place.read(hello_name(rank))
-        return None if value is None else Process(*value)
+        return process_of(self._place.read(hello_name(rank)))
+
+    def _check_claim(self) -> None:
+        """What an earlier job left under this name is overwritten: what stands there now is from another process."""
+        other = self._hello(self._me.rank)
+        if other is not None and other != self._me:
+            raise MeetingError(
+                "the ranks do not meet: two processes are rank %d: %d on %s and %d on %s"
+                % (self._me.rank, self._me.pid, self._me.host, other.pid, other.host)
+            )
 
     def _check_process(self, process: Optional[Process]) -> None:
         if process is None:
@@ -447,6 +510,11 @@ class Handshake:
 def hello_name(rank: int) -> str:
     """The file in which a rank says hello."""
     return "hello.%d" % rank
+
+
+def ready_name(nonce: str, rank: int) -> str:
+    """The file in which a rank says that it has been welcomed."""
+    return "ready.%s.%d" % (nonce, rank)
 
 
 def is_gone(process: Process, me: Process) -> bool:
@@ -496,6 +564,7 @@ class Files:
         if dead is None:
             dead = DEAD_SECONDS_NFS if is_nfs(self._place.path) else DEAD_SECONDS
         self._dead = dead
+        self._closed = False
         self._number = 0  # of the last collective
         self._sent: List[Tuple[int, int, str]] = []  # messages that may not have been read: number, root, name
         self._looked = clock()
@@ -506,7 +575,9 @@ class Files:
             self._nonce, self._processes, self._heart = hands.run()
         except BaseException:
             with contextlib.suppress(OSError, MeetingError):
-                self._place.remove_all_of({self.rank, *self._gone_ranks()})
+                hello = process_of(self._place.read(hello_name(self.rank)))
+                mine = {self.rank} if hello in (None, self._me) else set()  # else another process goes on as this rank
+                self._place.remove_all_of({*mine, *self._gone_ranks()})
             self._place.close()
             raise
         with self._ending_all():
@@ -614,9 +685,8 @@ class Files:
 
     def _gone_ranks(self) -> List[int]:
         """The ranks that have said hello and whose processes are gone."""
-        hellos = [self._place.read(hello_name(rank)) for rank in range(self.world_size)]
-        processes = [Process(*hello) for hello in hellos if hello]
-        return [process.rank for process in processes if is_gone(process, self._me)]
+        hellos = [process_of(self._place.read(hello_name(rank))) for rank in range(self.world_size)]
+        return [hello.rank for hello in hellos if hello is not None and is_gone(hello, self._me)]
 
     def _tell(self, rank: int, words: str) -> None:
         if self._heart.failed() is None:
@@ -634,19 +704,25 @@ class Files:
         """Leave. Rank 0 says so first, and goes last: it removes the directory, or the others do if it has died.
 
         The others return when rank 0 has said so, or is dead: what it does before that, it does before they end.
-        Never raises OSError.
+        The name of the directory is free when any of them returns. Never raises OSError; a second time does nothing.
         """
+        if self._closed:
+            return
+        self._closed = True
+        if self.rank == 0:
+            with contextlib.suppress(OSError):
+                self._place.step_aside(self._nonce)
         with contextlib.suppress(OSError):
             self._heart.say(gone=True)
         self._heart.stop()
         with contextlib.suppress(OSError, MeetingError):
             if self.rank == 0:
                 self._wait_for(set(range(1, self.world_size)))
-                self._place.clear()
+                self._place.clear(self._nonce)
             else:
                 self._wait_for({0})
                 if not self._watch(0).pulse.gone:
-                    self._place.remove_all_of({0, self.rank, *self._gone_ranks()})
+                    self._place.remove_all_of({0, self.rank, *self._gone_ranks()}, self._nonce)
         self._place.close()
 
     def _wait_for(self, ranks: Set[int]) -> None:
