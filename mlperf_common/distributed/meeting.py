@@ -42,6 +42,8 @@ DEAD_SECONDS_NFS = 90.0  # an NFS client may show attributes and contents up to 
 BEAT_SECONDS = 1.0
 LATE_SECONDS = 2.0  # that the others wait longer for rank 0 than it for them: it knows who is missing
 SHORTEST, LONGEST = 0.001, 0.25  # seconds between two looks: each wait begins with the one and doubles it
+FEW_LONGEST = 0.02  # seconds: the same as LONGEST where all ranks together look less often than ...
+LOOKS_PER_SECOND = 4000  # ... so often. With 0.25 a job of 8 ranks lost a second of 9 in its waits.
 LOOK_SECONDS = 1.0  # between two looks at the other ranks while nothing is waited for
 LOOKS = 64  # pulses that rank 0 reads in one look: at 1 ms each no more than a tenth of its time
 
@@ -391,7 +393,7 @@ class Handshake:
 
     def _come(self) -> Tuple[str, Dict[int, Process], Heart]:
         told = ""  # the nonce of the rank 0 that has been told that this rank takes the job for a larger or smaller one
-        for _ in _pauses():
+        for _ in _pauses(self._me.world_size):
             self._check_process(self._hello(0))
             self._check_claim()
             nonce, processes, problem = self._welcomed()
@@ -422,7 +424,7 @@ class Handshake:
         heart.start()  # those who are welcome begin to look at it
         known: Dict[int, Process] = {0: self._me}
         try:
-            for _ in _pauses():
+            for _ in _pauses(self._me.world_size):
                 self._check_claim()
                 if self._look_for_hellos(known):
                     self._answer(nonce, known, "")
@@ -446,7 +448,7 @@ class Handshake:
         """Tell those who have come, or come now, that nothing comes of it, and wait a while until they have gone."""
         end = self._clock() + self._dead
         self._answer(nonce, known, problem)
-        for _ in _pauses():
+        for _ in _pauses(self._me.world_size):
             here = {rank: self._hello(rank) for rank in range(1, self._me.world_size)}
             news = {rank: hello for rank, hello in here.items() if hello and hello != known.get(rank)}
             if news:
@@ -531,13 +533,13 @@ def _shortened(ranks: List[int]) -> str:
     return ", ".join(map(str, ranks[:10])) + (" and %d more" % (len(ranks) - 10) if len(ranks) > 10 else "")
 
 
-def _pauses() -> Iterator[None]:
-    """Goes on for ever, with pauses that become longer."""
-    pause = SHORTEST
+def _pauses(ranks: int) -> Iterator[None]:
+    """Goes on for ever, with pauses that become longer: up to ``LONGEST``, or less where there are few ranks."""
+    pause, longest = SHORTEST, min(LONGEST, max(FEW_LONGEST, ranks / LOOKS_PER_SECOND))
     while True:
         yield
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST)
+        pause = min(2 * pause, longest)
 
 
 class Files:
@@ -627,7 +629,7 @@ class Files:
     def _receive(self, rank: int) -> Any:
         """Wait for the message that a rank posts in the present collective."""
         watch = self._watch(rank)
-        for _ in _pauses():
+        for _ in _pauses(self._me.world_size):
             pulse = watch.look()
             if pulse.posted >= self._number:
                 break
@@ -727,7 +729,7 @@ class Files:
 
     def _wait_for(self, ranks: Set[int]) -> None:
         """Until each of these ranks has left or is dead."""
-        for _ in _pauses():
+        for _ in _pauses(self._me.world_size):
             for rank in list(ranks):
                 watch = self._watch(rank)
                 if watch.look().gone or is_gone(watch.process, self._me) or watch.silence() > self._dead:
