@@ -4,7 +4,8 @@
 
 What is recorded are the listings of source directories, in the order in which they were asked for. Read again, the
 same questions get the same answers, and whatever is asked of a destination goes to a lister of this node. Device
-numbers do not travel: the operands' are those of this node, others become 0, which stands for any.
+numbers do not travel: the operands' are those of this node, others are marked as foreign, which stands for any, but
+two files of one inode on two of them are not taken for one.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from array import array
 from typing import IO, Any, Dict, List, Sequence
 
 from mlperf_common.fileio.listing import AnyListing
-from mlperf_common.fileio.walk import FIELDS, Identity, LinkEntry, ListDirectories, Listing, Request
+from mlperf_common.fileio.walk import FIELDS, FOREIGN, Identity, LinkEntry, ListDirectories, Listing, Request
 
-_DEVICE = 1  # the position of a file's device among its numbers
+DEVICE = 1  # the position of a file's device among its numbers
 
 
 class Recording:
@@ -87,12 +88,14 @@ def decode(value: Sequence[Any]) -> Listing:
 
 
 def _with_devices(listing: Listing, devices: Dict[int, int]) -> Listing:
+    def here(device: int) -> int:
+        return devices.get(device, device | FOREIGN)
+
     numbers = array("Q")
     numbers.frombytes(listing.stats)
-    for position in range(_DEVICE, len(numbers), FIELDS):
-        numbers[position] = devices.get(numbers[position], 0)
-    links = tuple(link._replace(dev=devices.get(link.dev, 0)) for link in listing.links)
+    numbers[DEVICE::FIELDS] = array("Q", map(here, numbers[DEVICE::FIELDS]))
+    links = tuple(link._replace(dev=here(link.dev)) if link.ino else link for link in listing.links)
     identity = listing.identity
     if identity is not None:
-        identity = identity._replace(dev=devices.get(identity.dev, 0))
+        identity = identity._replace(dev=here(identity.dev))
     return listing._replace(identity=identity, stats=numbers.tobytes(), links=links)

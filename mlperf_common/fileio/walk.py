@@ -34,6 +34,7 @@ OPEN_AT_MOST = 64
 
 TIME_MASK = (1 << 64) - 1  # times before 1970 and after 2262 do not fit 64 bits with a sign; equality is all we need
 FIELDS = 4  # of a file: size, device, inode, mtime
+FOREIGN = 1 << 63  # in a device number: another node's. Two of them still tell two filesystems from each other.
 
 
 # ------------------------------------------------------------------------------------------ listing one directory
@@ -42,7 +43,7 @@ FIELDS = 4  # of a file: size, device, inode, mtime
 class Identity(NamedTuple):
     """What tells one directory from another: device and inode, or (overlay renumbers) device and both times.
 
-    Device 0, which no file has, is that of another node: its number says nothing here.
+    Device 0, which no file has, and any with ``FOREIGN`` in it are of another node: their numbers say nothing here.
     """
 
     dev: int
@@ -56,8 +57,8 @@ class Identity(NamedTuple):
 
 
 def is_device(one: int, other: int) -> bool:
-    """Whether two device numbers are, or may be (0: another node's), those of one device."""
-    return one == other or not one or not other
+    """Whether two device numbers are, or may be (one is another node's), those of one device."""
+    return one == other or not one or not other or bool((one | other) & FOREIGN)
 
 
 def identity_of(st: os.stat_result) -> Identity:
