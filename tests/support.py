@@ -579,8 +579,7 @@ _MKFS = {
 }
 
 
-@functools.lru_cache(maxsize=None)
-def _enter_mount_namespace() -> None:
+def new_mount_namespace() -> None:
     """Give this process mounts of its own, which end with it, even when it is killed; or SkipTest."""
     clone_newns = 0x00020000  # sched.h; os.unshare came with Python 3.12
     if os.geteuid() != 0:
@@ -591,6 +590,9 @@ def _enter_mount_namespace() -> None:
     done = subprocess.run(["mount", "--make-rprivate", "/"], stderr=subprocess.PIPE, check=False)
     if done.returncode != 0:
         raise unittest.SkipTest(f"mounts are not allowed here: {os.fsdecode(done.stderr).strip()}")
+
+
+_enter_mount_namespace = functools.lru_cache(maxsize=None)(new_mount_namespace)
 
 
 @contextlib.contextmanager

@@ -7,21 +7,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import unittest
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 from unittest import mock
 
 import copying
 import support
 from support import File, Link, Random, Sparse, TestCase
 
-from mlperf_common.fileio import claims, copyplan, copytasks, dealing, facts, listing, sharing, transfer
+from mlperf_common.fileio import (
+    claims,
+    copyplan,
+    copytasks,
+    dealing,
+    facts,
+    listing,
+    rewalk,
+    sharing,
+    transfer,
+    walk,
+    walksharing,
+)
 from mlperf_common.fileio.dealing import Part, Unit
 from mlperf_common.fileio.metadata import Kept
+from mlperf_common.fileio.walk import Request
 
 KIB, MIB = 1 << 10, 1 << 20
 CONTEXT = multiprocessing.get_context("fork")
@@ -87,11 +102,11 @@ class Claiming(TestCase):
                 got: List[int] = []
                 for number in range(items):
                     publisher.publish(number)
-                    got += [item for one in everyone[number % ranks :] for item in [one.next()] if item is not None]
+                    got += [item for one in everyone[number % ranks :] for item in _taken(one)]
                 self.assertFalse(any(one.is_over() for one in everyone))
                 publisher.finish()
                 while not all(one.is_over() for one in everyone):
-                    got += [item for one in everyone for item in [one.next()] if item is not None]
+                    got += [item for one in everyone for item in _taken(one)]
                 self.assertEqual(sorted(got), list(range(items)))
 
     def test_at_once_in_many_processes(self) -> None:
@@ -102,10 +117,11 @@ class Claiming(TestCase):
         publisher.finish()
 
         def rank(number: int) -> None:
-            mine, got = claims.Claims(place, number, ranks), []
+            mine = claims.Claims(place, number, ranks)
+            got: List[int] = []
             while not mine.is_over():
-                got.append(mine.next())
-            claims.write_json(place, f"got-{number}", [item for item in got if item is not None])
+                got += _taken(mine)
+            claims.write_json(place, f"got-{number}", got)
 
         _together([functools.partial(rank, number) for number in range(ranks)])
         got = [claims.read_json(place, f"got-{number}") for number in range(ranks)]
@@ -120,7 +136,7 @@ class Claiming(TestCase):
         publisher.finish()
         one, other = (claims.Claims(place, rank, 2) for rank in range(2))
         with mock.patch.object(claims.Claims, "_is_claimed", lambda self, number: False):
-            got = [item for _ in range(40) for item in (one.next(), one.next(), other.next()) if item is not None]
+            got = [item for _ in range(40) for rank in (one, one, other) for item in _taken(rank)]
         self.assertEqual(sorted(got), list(range(60)))
 
     def test_a_search_takes_few_looks(self) -> None:
@@ -141,7 +157,7 @@ class Claiming(TestCase):
             return is_claimed(self, number)
 
         with mock.patch.object(claims.Claims, "_is_claimed", count):
-            self.assertEqual(slow.next(), 1501)
+            self.assertEqual(_taken(slow), [1501])
         self.assertLess(len(looks), 30)
 
     def test_a_stop_is_for_all(self) -> None:
@@ -156,6 +172,17 @@ class Claiming(TestCase):
         self.assertTrue(one.is_over() and other.is_over())
 
 
+def _taken(rank: claims.Claims) -> List[int]:
+    """The item that a rank gets now, which is its own number, if it gets one."""
+    taken = rank.next()
+    if taken is None:
+        return []
+    number, item = taken
+    if number != item:
+        raise AssertionError(taken)
+    return [number]
+
+
 def _together(functions: List[Callable[[], None]]) -> List[int]:
     """Run each in a process of its own; their exit codes."""
     processes = [CONTEXT.Process(target=function) for function in functions]
@@ -167,6 +194,159 @@ def _together(functions: List[Callable[[], None]]) -> List[int]:
             os.kill(process.pid, signal.SIGKILL)
             process.join()
     return [process.exitcode for process in processes]
+
+
+class Walking(TestCase):
+    """A walk by ranks finds what one process finds, and lists each directory once."""
+
+    def walk_by(
+        self, ranks: int, source: str, change: Callable[[int], None] = lambda rank: None, follow: str = "none"
+    ) -> Tuple[Any, List[int]]:
+        """What a plan by so many ranks knows, and how many directories each rank has listed."""
+        place = os.open(support.make_temporary(), os.O_RDONLY)
+        self.addCleanup(os.close, place)
+        barrier = CONTEXT.Barrier(ranks)
+
+        def rank(number: int) -> None:
+            change(number)
+            list_directory = walk.list_directory
+            listed: List[Request] = []
+
+            def count(chain: Any, request: Request) -> Any:
+                listed.append(request)
+                return list_directory(chain, request)
+
+            pool = copying.make_pool(copytasks.FUNCTIONS, 1)
+            roots = listing.Roots(pool)
+            crew = sharing.Crew(number, ranks, place, lambda: barrier.wait(60) and None, lambda: None)
+            with mock.patch.object(walk, "list_directory", count):
+                with walksharing.shared_walk(crew, pool, roots) as lister:
+                    if lister is not None:
+                        claims.write_json(place, "found", _found(source, lister, follow))
+            claims.write_json(place, f"listed-{number}", sum(not request.destination for request in listed))
+
+        self.assertEqual(_together([functools.partial(rank, number) for number in range(ranks)]), [0] * ranks)
+        return claims.read_json(place, "found"), [claims.read_json(place, f"listed-{n}") for n in range(ranks)]
+
+    def tree(self) -> Dict[str, Any]:
+        return {
+            **{f"d{i}": {f"f{j}": b"x" * j for j in range(i)} for i in range(40)},
+            "odd\udcff\n": {"\udcfe": {"a": {}, "b": {"\t": b"1"}}},
+            "links": {"l": Link("../d3"), "dangling": Link("nowhere")},
+            **{f"e{i}": {"x": {"y": {"z": b"z"}}, "m": File(b"m", mode=0o600)} for i in range(20)},
+        }
+
+    def test_the_same_as_alone(self) -> None:
+        source = self.make("s", self.tree())
+        os.link(self.path("s/d5/f1"), self.path("s/d6/other"))
+        os.unlink(self.path("s/links/dangling"))
+        for follow in ("none", "all"):
+            alone = _found(source, walk.SerialLister(), follow)
+            for ranks in (1, 2, 5):
+                with self.subTest(ranks=ranks, follow=follow):
+                    found, listed = self.walk_by(ranks, source, follow=follow)
+                    self.assertEqual(found, alone)
+                    self.assertEqual(sum(listed), len(alone))
+                    self.assertTrue(all(listed), listed)
+
+    def test_what_cannot_be_taken_is_told_as_alone(self) -> None:
+        source = self.make("s", {**self.tree(), "up": {"u": Link("..")}})
+        os.mkfifo(self.path("s/d7/pipe"))
+        alone = _found(source, walk.SerialLister(), "all")
+        self.assertIn("dangling", str(alone))
+        found, _ = self.walk_by(4, source, follow="all")
+        self.assertEqual(found, alone)
+
+    @support.slow
+    @support.needs_root
+    def test_a_rank_that_sees_another_directory_lists_nothing(self) -> None:
+        source = self.make("s", self.tree())
+        elsewhere = self.make("other", {f"d{i}": {"wrong": b""} for i in range(40)})
+
+        def change(number: int) -> None:
+            if number == 1:
+                support.new_mount_namespace()
+                subprocess.run(["mount", "--bind", elsewhere, source], check=True)
+
+        found, listed = self.walk_by(3, source, change)
+        alone = _found(source, walk.SerialLister())
+        self.assertEqual(found, alone)
+        self.assertEqual((listed[1], sum(listed)), (0, len(alone)))
+
+    def test_what_goes_wrong_on_another_rank_is_tried_by_rank_0(self) -> None:
+        source = self.make("s", self.tree())
+
+        list_directory = walk.list_directory
+
+        def change(number: int) -> None:
+            def fail(chain: Any, request: Request) -> Any:
+                if len(request.components) % 2:
+                    return walk.Listing(None, problems=(("", "Input/output error"),))
+                return list_directory(chain, request)._replace(problems=(("f", "Input/output error"),))
+
+            if number == 2:
+                walk.list_directory = fail
+
+        found, listed = self.walk_by(3, source, change)
+        self.assertEqual(found, _found(source, walk.SerialLister()))
+        self.assertGreater(listed[2], 0)
+
+    @support.slow
+    @support.needs_root
+    def test_what_is_mounted_in_the_tree_is_listed_by_rank_0(self) -> None:
+        source = self.make("s", {f"d{i}": {"f": b"", "m": {}} for i in range(40)})
+        with contextlib.ExitStack() as mounts:
+            for name in ("d3/m", "d4/m"):
+                place = mounts.enter_context(support.mounted_at(self.path("s", name), "-t", "tmpfs", "tmpfs"))
+                for directory in ("y", "z"):  # files of the same inodes on both
+                    os.mkdir(os.path.join(place, directory))
+                    support.make_tree(os.path.join(place, directory, "f"), b"x")
+                os.link(os.path.join(place, "y/f"), os.path.join(place, "z/g"))
+            found, _ = self.walk_by(3, source)
+            self.assertEqual(found, _found(source, walk.SerialLister()))
+            plan = _replayed(source)
+            families = {tuple(_path(twin) for twin in [f.leader, *f.followers]) for f in plan.families}
+            self.assertEqual(families, {("d3/m/y/f", "d3/m/z/g"), ("d4/m/y/f", "d4/m/z/g")})
+            pool = copying.make_pool(copytasks.FUNCTIONS, 1)
+            said = copying.Said()
+            options = facts.Options(copying.TOKEN, kept=Kept(links=True))
+            transfer.copy(plan, pool, listing.Roots(pool), options, said)
+            self.assertEqual((said.failures, said.lines), ([], []))
+            self.assert_same_tree(source + "-copy", source)
+
+
+def _found(source: str, lister: Any, follow: str = "none") -> Any:
+    """All that a plan has of a source, or why there is none."""
+    try:
+        plan = copyplan.plan_copy_operations(
+            [source], source + "-copy", follow=follow, keep_links=True, list_directories=lister
+        )
+    except (copyplan.CopyArgumentError, copyplan.UnreadableEntries) as exc:
+        return str(exc)
+    fields = ("mode", "owner", "links", "twins", "allocated", "shared", "identity")
+    found = [
+        [d.shown(), os.fsdecode(d.names), list(d.stats), *(getattr(d, name) for name in fields)]
+        for d in walk.breadth_first(plan.trees)
+    ]
+    return json.loads(json.dumps(found))
+
+
+def _replayed(source: str) -> copyplan.CopyPlan:
+    """The plan that another node makes of a walk that was written down."""
+    stream = io.StringIO()
+    serial = walk.SerialLister()
+    wishes: Dict[str, Any] = {"follow": "none", "keep_links": True}
+    copyplan.plan_copy_operations(
+        [source], source + "-copy", list_directories=rewalk.Recording(serial, stream), **wishes
+    )
+    stream.seek(0)
+    return copyplan.plan_copy_operations(
+        [source], source + "-copy", list_directories=rewalk.Replay(serial, stream), **wishes
+    )
+
+
+def _path(twin: Any) -> str:
+    return os.path.join(*twin.directory.components(), twin.name)
 
 
 class Copying(TestCase):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Optional
+from typing import Any, Optional, Sequence, Tuple
 
 PUBLISHED = "published"  # how many items there are, and whether that is all: a file whose content changes
 CLAIMS = "claims"
@@ -33,11 +33,18 @@ class Publisher:
             os.mkdir(name, 0o700, dir_fd=place)
         self._say(False)
 
-    def publish(self, item: Any) -> None:
-        """One more item, anything that JSON knows."""
-        write_json(self._place, "%s/%d" % (ITEMS, self._count), item)
-        self._count += 1
+    def publish(self, item: Any) -> int:
+        """One more item, anything that JSON knows; its number."""
+        return self.publish_all([item])
+
+    def publish_all(self, items: Sequence[Any]) -> int:
+        """More items, told at once; the number of the first."""
+        first = self._count
+        for item in items:
+            write_json(self._place, "%s/%d" % (ITEMS, self._count), item)
+            self._count += 1
         self._say(False)
+        return first
 
     def finish(self) -> None:
         """There will be no more."""
@@ -58,17 +65,17 @@ class Claims:
         self._count = 0
         self._complete = False
 
-    def next(self) -> Any:
-        """The next item, now this rank's; None if there is none now."""
+    def next(self) -> Optional[Tuple[int, Any]]:
+        """The number of the next item, now this rank's, and the item; None if there is none now."""
         if self.is_stopped():
             return None
         if self._first:
             if not self._is_there(self._rank):
                 return None
             self._first = False
-            return self._read(self._rank)
+            return self._rank, self._read(self._rank)
         number = self._claim()
-        return None if number is None else self._read(number)
+        return None if number is None else (number, self._read(number))
 
     def is_over(self) -> bool:
         """Whether there will be no more for this rank."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlperf_common.fileio.hashtasks import Unread
     from mlperf_common.fileio.listing import AnyPool, Roots
     from mlperf_common.fileio.manifest import Chunk
+    from mlperf_common.fileio.walk import ListDirectories
 
 PROGRAM = "fastmd5"
 
@@ -193,15 +194,13 @@ def _hash(
     console: _Console,
     summary: HashSummary,
 ) -> None:
-    from mlperf_common.fileio import checksum, hashplan
+    from mlperf_common.fileio import checksum
     from mlperf_common.fileio.digest import DigestRefused
     from mlperf_common.fileio.listing import PoolLister
     from mlperf_common.fileio.workers import AllWorkersDied
 
     try:
-        wanted = hashplan.Wanted(args.skip_special, args.all, args.follow)
-        looked = [(operand, _stat(operand or ".", args.follow)) for operand in operands]
-        found: Found = hashplan.find(looked, PoolLister(pool, roots), console, wanted)
+        found = _find(args, operands, PoolLister(pool, roots), console)
         console.follow(pool, lambda: (found.bytes, summary.files, found.files))
         checksum.hash_files(found, pool, roots, console, summary, cached=True)
     except (DigestRefused, AllWorkersDied) as exc:
@@ -209,20 +208,25 @@ def _hash(
         summary.problems += 1
 
 
+def _find(args: argparse.Namespace, operands: Sequence[str], lister: ListDirectories, console: _Console) -> Found:
+    from mlperf_common.fileio import hashplan
+
+    wanted = hashplan.Wanted(args.skip_special, args.all, args.follow)
+    looked = [(operand, _stat(operand or ".", args.follow)) for operand in operands]
+    return hashplan.find(looked, lister, console, wanted)
+
+
 def _run_as_rank(args: argparse.Namespace, operands: Sequence[str], pool: AnyPool) -> int:
     """The same as one of several ranks: rank 0 finds what is to be hashed, and has the lines."""
-    from mlperf_common.fileio import hashplan
     from mlperf_common.fileio.checksum import HashSummary
-    from mlperf_common.fileio.listing import PoolLister, Roots
+    from mlperf_common.fileio.listing import Roots
 
     started = time.monotonic()
     console = _Console(args)
     roots, summary = Roots(pool), HashSummary()
 
-    def find() -> Found:
-        looked = [(operand, _stat(operand or ".", args.follow)) for operand in operands]
-        wanted = hashplan.Wanted(args.skip_special, args.all, args.follow)
-        return hashplan.find(looked, PoolLister(pool, roots), console, wanted)
+    def find(lister: ListDirectories) -> Found:
+        return _find(args, operands, lister, console)
 
     def body(comm: Any) -> int:
         with console.watch(roots, "the list is not complete"):

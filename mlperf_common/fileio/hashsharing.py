@@ -24,7 +24,7 @@ from mlperf_common.fileio.sharing import IDLE_SECONDS, Crew
 
 
 def items_of(crew: Crew) -> Iterator[Tuple[int, Any]]:
-    """What this rank claims, with its number, until there is no more; between two items it may wait for one."""
+    """What this rank claims, by its number, until there is no more; between two items it may wait for one."""
     own = Claims(crew.place, crew.rank, crew.ranks)
     while True:
         item = own.next()
@@ -95,8 +95,7 @@ def publish(found: Files, crew: Crew, publisher: Publisher) -> int:
     total = found.bytes + found.files * dealing.FILE_COST
     number = 0
     for parts in dealing.deal(_units(found.sources()), total, crew.ranks):
-        publisher.publish([number, [encode(_part_of(part)) for part in parts]])
-        number += 1
+        number = publisher.publish([encode(_part_of(part)) for part in parts]) + 1
         crew.check()
     publisher.finish()
     return number
@@ -163,7 +162,7 @@ def tell(place: int, count: int, events: HashEvents, summary: HashSummary) -> No
     before: List[Chunk] = []
     why: Optional[Unread] = None
     for number in range(count):
-        _, values = claims.read_json(place, "%s/%d" % (claims.ITEMS, number))
+        values = claims.read_json(place, "%s/%d" % (claims.ITEMS, number))
         for value, (chunks, failed) in zip(values, claims.read_json(place, _result_name(number))):
             source = decode(value)
             before += [(offset, size, digest) for offset, size, digest in chunks]

@@ -43,6 +43,15 @@ class Lead:
         self._gather = gather
         self._publisher = Publisher(crew.place)
 
+    def compare_after(self, walked: Callable[[], None]) -> Callable[[Run], None]:
+        """The same as ``compare``, once the walk is over, of which ``walked`` tells the other ranks."""
+
+        def compare(run: Run) -> None:
+            walked()
+            self.compare(run)
+
+        return compare
+
     def compare(self, run: Run) -> None:
         """Have the entries of a run compared by all ranks, and tell what differs, in order."""
         found = self._publish(run)
@@ -56,8 +65,8 @@ class Lead:
         """Put what is to be read where the ranks find it; what is known without reading comes back."""
         known: List[Difference] = []
         total = run.counts.bytes_total + run.counts.files_total * dealing.FILE_COST
-        for number, parts in enumerate(dealing.deal(_units(run, known), total, self._crew.ranks)):
-            self._publisher.publish([number, [_encode(part) for part in parts]])
+        for parts in dealing.deal(_units(run, known), total, self._crew.ranks):
+            self._publisher.publish([_encode(part) for part in parts])
             self._crew.check()
         self._publisher.finish()
         return known

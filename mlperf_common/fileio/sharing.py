@@ -7,11 +7,12 @@ items; each rank does what it claims with a pool of its own, and says at the end
 before the first item does, further names of hard-linked files come when all are done, and so do the names of files
 that several ranks have written together: all that is the leader's.
 
-Promises: a rank that is not the leader never walks a tree; whatever any rank could not do is in the leader's summary.
+Promises: a rank that is not the leader walks nothing here; whatever any rank could not do is in the leader's summary.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Set, Tuple
 
@@ -106,7 +107,7 @@ class Hand:
         item = self._claims.next()
         if item is None:
             return False
-        self._files.add(self._decoder.work(item))
+        self._files.add(self._decoder.work(item[1]))
         return True
 
 
@@ -172,8 +173,10 @@ class Lead:
         claims.write_json(self._crew.place, COMMON, encode_common(self._plan, self._options))
         self._crew.barrier()
         everything = [] if self._summary.stopped else units(work, self._options)
-        for parts in deal(everything, sum(unit.cost for unit in everything), self._crew.ranks):
-            publisher.publish(self._encoder.item(parts))
+        items = deal(everything, sum(unit.cost for unit in everything), self._crew.ranks)
+        # Told by as many as there are ranks: to tell one takes as long as to make it.
+        for some in iter(lambda: list(itertools.islice(items, self._crew.ranks)), []):
+            publisher.publish_all([self._encoder.item(parts) for parts in some])
             self._crew.check()
         publisher.finish()
         hand = Hand(self._crew, self._plan, files, self._summary)

@@ -4,7 +4,7 @@
 
 ``job``: all ranks share one DEST on a filesystem that every one of them sees, which a real file proves before
 anything is written. ``node``: DEST is each node's own; the ranks of a node make one whole copy together. The source is
-walked once, by rank 0, whatever the number of ranks. Nothing here is done without --distributed, and only then is the
+walked once, whatever the number of ranks: rank 0 leads, all list. Nothing here is done without --distributed, and only then is the
 launcher's environment read.
 
 Promises: a refusal on any node stops all of them before the first byte; every rank ends with the same status; a rank
@@ -18,7 +18,7 @@ import os
 import socket
 import stat
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import IO, TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from mlperf_common.fileio import command, copyplan
 from mlperf_common.fileio.refusals import CopyArgumentError, UnreadableEntries
@@ -191,22 +191,30 @@ def _crew(comm: Any, directory: str, prefix: str) -> Iterator[Crew]:
 
 
 def list_files(
-    comm: Any, meeting: str, pool: AnyPool, roots: Roots, find: Callable[[], Any], events: Any, summary: Any
+    comm: Any,
+    meeting: str,
+    pool: AnyPool,
+    roots: Roots,
+    find: Callable[[ListDirectories], Any],
+    events: Any,
+    summary: Any,
 ) -> bool:
     """Take part in a list of checksums; whether it is complete. In rank 0 ``summary`` has the counts at the end.
 
-    ``find`` lists what is to be hashed, in rank 0 alone. Raises DigestRefused, AllWorkersDied, RankFailed, OSError.
+    ``find`` finds what is to be hashed with the lister that it gets, in rank 0 alone.
+    Raises DigestRefused, AllWorkersDied, RankFailed, OSError.
     """
     from mlperf_common.fileio import hashsharing
     from mlperf_common.fileio.claims import Publisher
+    from mlperf_common.fileio.walksharing import shared_walk
 
     pool.on_tick = comm.check
     with _crew(comm, meeting, ".fastmd5-job-") as crew:
         publisher = Publisher(crew.place) if comm.rank == 0 else None
-        comm.barrier()
+        with shared_walk(crew, pool, roots) as lister:
+            found = find(lister) if lister is not None else None
         count = 0
-        if publisher is not None:
-            found = find()
+        if publisher is not None and found is not None:
             summary.files_total, summary.bytes_total = found.files, found.bytes
             summary.problems += found.problems
             count = hashsharing.publish(found, crew, publisher)
@@ -225,16 +233,16 @@ def compare(
     Raises AllWorkersDied, RankFailed, OSError.
     """
     from mlperf_common.fileio import comparing, pairsharing
-    from mlperf_common.fileio.listing import PoolLister
+    from mlperf_common.fileio.walksharing import shared_walk
 
     pool.on_tick = comm.check
     with _crew(comm, meeting, ".fastmd5-job-") as crew:
         lead = pairsharing.Lead(crew, pool, roots, comm.gather) if comm.rank == 0 else None
-        comm.barrier()
-        if lead is None:
-            comm.gather(pairsharing.work(request, crew, pool, roots))
-        else:
-            comparing.compare(request, pool, roots, PoolLister(pool, roots), events, counts, lead.compare)
+        with shared_walk(crew, pool, roots) as lister:
+            if lead is None or lister is None:
+                comm.gather(pairsharing.work(request, crew, pool, roots))
+            else:
+                comparing.compare(request, pool, roots, lister, events, counts, lead.compare_after(lister.finish))
     return bool(comm.broadcast(counts.is_identical()))
 
 
@@ -254,10 +262,9 @@ class Copy(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a rank knows at the end: whether all is complete, and in rank 0 the plan and the summary of it all."""
+    """What a rank knows at the end: whether all is complete, and in rank 0 the summary of it all."""
 
     complete: bool
-    plan: Optional[CopyPlan] = None
     summary: Optional[Summary] = None
 
 
@@ -283,11 +290,15 @@ def _try(job: Copy, lister: ListDirectories) -> Planned:
 
 def _copy_as_one(job: Copy, comm: Any) -> Outcome:
     """All ranks share DEST: rank 0 leads."""
-    from mlperf_common.distributed.tempdir import shared_tempdir
-    from mlperf_common.fileio import sharing
-    from mlperf_common.fileio.listing import PoolLister
+    with _crew(comm, job.args.meeting, ".fastcp-job-") as crew:
+        return _copy_by(job, comm, crew)
 
-    planned = _try(job, PoolLister(job.pool, job.roots)) if comm.rank == 0 else Planned()
+
+def _copy_by(job: Copy, comm: Any, crew: Crew) -> Outcome:
+    from mlperf_common.fileio.walksharing import shared_walk
+
+    with shared_walk(crew, job.pool, job.roots) as lister:
+        planned = _try(job, lister) if lister is not None else Planned()
     plan = planned.plan
     wanted = plan is not None and job.tell(plan)
     refused, base = comm.broadcast([planned.error is not None, plan.base.path if plan is not None and wanted else ""])
@@ -295,13 +306,11 @@ def _copy_as_one(job: Copy, comm: Any) -> Outcome:
         for line in command.lines_of(planned.error):
             job.events.problem(line)
     if refused or not base:
-        return Outcome(not refused, plan)
+        return Outcome(not refused)
     if not _is_shared(base, comm, job.events):
-        return Outcome(False, plan)
-    with shared_tempdir(comm, dir=job.args.meeting, prefix=".fastcp-job-") as place, _opened(place) as fd:
-        crew = sharing.Crew(comm.rank, comm.world_size, fd, comm.barrier, comm.check)
-        summary = _work(job, plan, crew)
-    return Outcome(bool(comm.broadcast(summary.is_complete())), plan, summary)
+        return Outcome(False)
+    summary = _work(job, plan, crew)
+    return Outcome(bool(comm.broadcast(summary.is_complete())), summary)
 
 
 def _work(job: Copy, plan: Optional[CopyPlan], crew: Crew) -> Summary:
@@ -314,8 +323,8 @@ def _work(job: Copy, plan: Optional[CopyPlan], crew: Crew) -> Summary:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _opened(path: str, above: Optional[int] = None) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         yield fd
     finally:
@@ -363,46 +372,51 @@ def _holds(name: str, text: str) -> bool:
 
 def _copy_on_nodes(job: Copy, comm: Any) -> Outcome:
     """Each node has its own DEST, and its first rank leads there."""
-    from mlperf_common.distributed.tempdir import shared_tempdir
     from mlperf_common.fileio import sharing
 
     group = _group(comm)
     leads = comm.rank == group[0]
     if comm.rank:
         job = job._replace(events=sharing.Said(job.events))
-    with shared_tempdir(comm, dir=job.args.rendezvous, prefix=".fastcp-job-") as place:
-        mine = os.path.join(place, "node-%d" % group[0])
+    with _crew(comm, job.args.rendezvous, ".fastcp-job-") as everybody:
+        mine = "node-%d" % group[0]
         if leads:
-            os.mkdir(mine, 0o700)
-        planned = _plan_on_nodes(job, comm, os.path.join(place, "walk"), leads)
+            os.mkdir(mine, 0o700, dir_fd=everybody.place)
+        planned = _plan_on_nodes(job, comm, everybody, leads)
         plan = planned.plan
         refused = _tell_refusals(job, comm, planned.error)
         if not comm.broadcast(not refused and plan is not None and job.tell(plan)):
-            return Outcome(not refused, plan)
-        with _opened(mine) as fd:
+            return Outcome(not refused)
+        with _opened(mine, everybody.place) as fd:
             number = group.index(comm.rank)
             crew = sharing.Crew(number, len(group), fd, comm.barrier, comm.check, checks_sources=comm.rank == 0)
             summary = _work(job, plan, crew)
         others = comm.gather(_told(summary, job.events) if leads and comm.rank else None)
     if comm.rank == 0:
         _add_up(summary, job.events, others)
-    return Outcome(bool(comm.broadcast(summary.is_complete())), plan, summary)
+    return Outcome(bool(comm.broadcast(summary.is_complete())), summary)
 
 
-def _plan_on_nodes(job: Copy, comm: Any, walk: str, leads: bool) -> Planned:
-    """Rank 0 walks the source and writes down what it finds; the other nodes' leaders plan by that."""
+def _plan_on_nodes(job: Copy, comm: Any, crew: Crew, leads: bool) -> Planned:
+    """Rank 0 leads the walk of the source and writes down what it finds; the other nodes' leaders plan by that."""
     from mlperf_common.fileio.listing import PoolLister
     from mlperf_common.fileio.rewalk import Recording, Replay
+    from mlperf_common.fileio.walksharing import shared_walk
 
-    lister = PoolLister(job.pool, job.roots)
     planned = Planned()
-    if comm.rank == 0:
-        with open(walk, "x", encoding="ascii") as stream:
-            planned = _try(job, Recording(lister, stream))
+    with shared_walk(crew, job.pool, job.roots) as lister:
+        if lister is not None:
+            with _stream("recorded", crew, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as stream:
+                planned = _try(job, Recording(lister, stream))
     if comm.broadcast(planned.error is None) and leads and comm.rank:
-        with open(walk, encoding="ascii") as stream:
-            planned = _try(job, Replay(lister, stream))
+        with _stream("recorded", crew, os.O_RDONLY) as stream:
+            planned = _try(job, Replay(PoolLister(job.pool, job.roots), stream))
     return planned
+
+
+def _stream(name: str, crew: Crew, flags: int) -> IO[str]:
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=crew.place)
+    return open(fd, "r" if flags == os.O_RDONLY else "w", encoding="ascii")
 
 
 def _tell_refusals(job: Copy, comm: Any, error: Optional[Exception]) -> bool:
