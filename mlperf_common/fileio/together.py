@@ -4,8 +4,8 @@
 
 ``job``: all ranks share one DEST on a filesystem that every one of them sees, which a real file proves before
 anything is written. ``node``: DEST is each node's own; the ranks of a node make one whole copy together. The source is
-walked once, whatever the number of ranks: rank 0 leads, all list. Nothing here is done without --distributed, and only then is the
-launcher's environment read.
+walked once, whatever the number of ranks: rank 0 leads, all list. Nothing here is done without --distributed, and only
+then is the launcher's environment read.
 
 Promises: a refusal on any node stops all of them before the first byte; every rank ends with the same status; a rank
 that fails or dies ends the others. Does not: wait for a rank longer than ``--rank-timeout`` lets it be silent.
