@@ -281,6 +281,23 @@ class Killed(Case):
         self.assert_nothing_of_ours(self.copy)
 
     @slow
+    def test_killed_during_the_walk(self) -> None:
+        for victim in (1, 0):
+            with self.subTest(victim=victim):
+                processes = self.start()
+                walk = os.path.join(self.tmp, ".fastcp-job-*", "walk/items/0")
+                while not glob.glob(walk) and processes[victim].poll() is None:
+                    time.sleep(0.001)
+                processes[victim].send_signal(signal.SIGSTOP)  # the others cannot end the walk without it
+                time.sleep(0.3)
+                processes[victim].kill()
+                ended = self.wait_for(processes)
+                self.check(ended, 15)
+                self.assertEqual(os.listdir(self.copy), [])
+                self.assertEqual({s for r, s in enumerate(ended.statuses) if r != victim}, {1}, ended)
+                self.assertRegex("".join(ended.errors), f"rank {victim} \\(.*\\) has died")
+
+    @slow
     def test_a_signal_to_one_rank_ends_all(self) -> None:
         for victim, number in ((2, signal.SIGTERM), (0, signal.SIGINT)):
             with self.subTest(victim=victim):
