@@ -92,6 +92,15 @@ def _run(path: str, launch: Launch, place: str, body: Callable[[Files], Any], op
     os.rename(path + ".new", path)  # a rank may be killed here, too
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Return when the condition is true; AssertionError after 20 s."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("it does not come true")
+        time.sleep(0.01)
+
+
 def everything(comm: Any) -> Any:
     """Each collective with each root and odd values; what came out, the same on all ranks but for gathers."""
     found: List[Any] = []
@@ -316,6 +325,29 @@ class Ends(Case):
                 self.check(ends, victim, "has died: its process is gone", victim)
                 self.assertLess(time.monotonic() - started, 5)
                 self.assertEqual(os.listdir(self.place), [])
+
+    def test_a_message_that_was_removed_with_its_dead_rank(self) -> None:
+        """Rank 0 posts and dies, rank 2 finds it dead and removes all that it made, before rank 1 reads."""
+        seen = self.path("seen")
+
+        def body(comm: Files) -> None:
+            comm.barrier()
+            if comm.rank != 1:
+                comm.barrier()
+                if comm.rank == 0:
+                    until(lambda: os.path.exists(seen))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                comm.barrier()
+            comm.gather(None)
+            posted = comm._number + 1
+            until(lambda: comm._watch(0).look().posted == posted)
+            self.make("seen", b"")
+            until(lambda: not [name for name in os.listdir(comm._place.fd) if name.endswith("%d.0" % posted)])
+            comm.broadcast(None)
+
+        ends = self.run_ranks(3, body)
+        self.assertIsNone(ends[0])
+        self.check(ends, 0, "has died: its process is gone", 0)
 
     @slow
     def test_a_rank_that_is_killed_at_any_moment(self) -> None:

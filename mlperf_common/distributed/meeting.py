@@ -639,8 +639,17 @@ class Files:
             self.check()
         message = self._place.read(self._message(rank))
         if message is None:
-            raise RankFailed(rank, "a message of rank %d is lost" % rank)
+            raise self._lost(watch)
         return message[0]
+
+    def _lost(self, watch: Watch) -> RankFailed:
+        """Why a message that was announced is not there: who finds its rank dead removes it, and then so does this."""
+        end = self._clock() + self._dead
+        for _ in _pauses(self._me.world_size):
+            self._judge(watch)  # raises RankFailed for a rank that has failed or died
+            if watch.pulse.gone or self._clock() > end:
+                break
+        return RankFailed(watch.process.rank, "a message of rank %d is lost" % watch.process.rank)
 
     def _forget(self, root: int) -> None:
         """Remove messages of this rank that, now that it has heard from ``root``, are known to have been read."""
