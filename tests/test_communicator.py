@@ -188,6 +188,23 @@ class Again(Case):
         self.assertEqual(self.run_ranks(3, body), ["well"] * 3)
         self.assertEqual(os.listdir(self.place), [])
 
+    @slow
+    def test_nobody_waits_for_a_pulse_that_rank_0_has_removed(self) -> None:
+        def body(comm: Files) -> Any:
+            comm.barrier()
+            if comm.rank == 0:
+                time.sleep(0.3)  # the others are in their longest pauses by then
+            began = time.monotonic()
+            comm.close()
+            took = time.monotonic() - began
+            if comm.rank == 0:
+                time.sleep(2)  # it lives on: nobody is to wait for its death
+            return took
+
+        for _ in range(4):
+            for took in self.run_ranks(3, body):
+                self.assertLess(took, 1.5)
+
 
 class Leftovers(Case):
     """Whatever an earlier job of the same name has left is never taken for this one's."""
@@ -475,7 +492,7 @@ class Small(TestCase):
     def test_pulses(self) -> None:
         for pulse in (
             meeting.Pulse(), meeting.Pulse(10**12, 7, None, True), meeting.Pulse(1, 2, (3, "why \udcff" * 10), False),
-            meeting.Pulse(1, 2, (3, "x" * 5000), False),
+            meeting.Pulse(1, 2, (3, "x" * 5000), False), meeting.Pulse(3, 4, None, True, True),
         ):  # fmt: skip
             data = meeting.encode_pulse(pulse)
             self.assertEqual(len(data), meeting.PULSE_LENGTH)

@@ -66,13 +66,14 @@ class RankFailed(Exception):
 class Pulse(NamedTuple):
     """What a rank says of itself: a count that grows while it lives, messages posted, failure, whether it has left.
 
-    ``failed`` is (rank, words): rank 0 passes on what it knows of others.
+    ``failed`` is (rank, words): rank 0 passes on what it knows of others. ``through``: it has seen rank 0 leave.
     """
 
     beat: int = 0
     posted: int = 0
     failed: Optional[Tuple[int, str]] = None
     gone: bool = False
+    through: bool = False
 
 
 class Process(NamedTuple):
@@ -282,8 +283,8 @@ def decode_pulse(data: bytes) -> Optional[Pulse]:
     text = text.rstrip()
     if hashlib.sha256(text).hexdigest()[:32].encode("ascii") != digest:
         return None
-    beat, posted, failed, gone = json.loads(text)
-    return Pulse(beat, posted, tuple(failed) if failed else None, gone)
+    beat, posted, failed, gone, through = json.loads(text)
+    return Pulse(beat, posted, tuple(failed) if failed else None, gone, through)
 
 
 class Heart(threading.Thread):
@@ -715,6 +716,8 @@ class Files:
         """Leave. Rank 0 says so first, and goes last: it removes the directory, or the others do if it has died.
 
         The others return when rank 0 has said so, or is dead: what it does before that, it does before they end.
+        They say that they have seen it: were its pulse gone before they look, they would wait for its death, 10 s
+        where its process cannot be seen from theirs, and 90 on NFS.
         The name of the directory is free when any of them returns. Never raises OSError; a second time does nothing.
         """
         if self._closed:
@@ -725,23 +728,26 @@ class Files:
                 self._place.step_aside(self._nonce)
         with contextlib.suppress(OSError):
             self._heart.say(gone=True)
+        with contextlib.suppress(OSError, MeetingError):
+            if self.rank == 0:
+                self._wait_for(set(range(1, self.world_size)), lambda pulse: pulse.through)
+            else:
+                self._wait_for({0}, lambda pulse: pulse.gone)
+                self._heart.say(through=True)
         self._heart.stop()
         with contextlib.suppress(OSError, MeetingError):
             if self.rank == 0:
-                self._wait_for(set(range(1, self.world_size)))
                 self._place.clear(self._nonce)
-            else:
-                self._wait_for({0})
-                if not self._watch(0).pulse.gone:
-                    self._place.remove_all_of({0, self.rank, *self._gone_ranks()}, self._nonce)
+            elif not self._watch(0).pulse.gone:
+                self._place.remove_all_of({0, self.rank, *self._gone_ranks()}, self._nonce)
         self._place.close()
 
-    def _wait_for(self, ranks: Set[int]) -> None:
-        """Until each of these ranks has left or is dead."""
+    def _wait_for(self, ranks: Set[int], done: Callable[[Pulse], bool]) -> None:
+        """Until each of these ranks says so, or is dead."""
         for _ in _pauses(self._me.world_size):
             for rank in list(ranks):
                 watch = self._watch(rank)
-                if watch.look().gone or is_gone(watch.process, self._me) or watch.silence() > self._dead:
+                if done(watch.look()) or is_gone(watch.process, self._me) or watch.silence() > self._dead:
                     ranks.discard(rank)
             if not ranks:
                 return
