@@ -305,8 +305,7 @@ def move_range(worker: Worker, facts: Facts, stream: Stream, start: int, end: in
     view = worker.buffer()
     at = start
     while at < end:
-        worker.check()
-        count = min(len(view), end - at)
+        count = worker.turn(min(len(view), end - at), BLOCK_SIZE)
         _fall_back(facts, "source", stream.src_dev, stream.src, first, direct_io.pread, view, count, at)
         if stream.digest is not None:
             stream.digest.update(view[:count])
@@ -355,6 +354,7 @@ def check_end(worker: Worker, fd: int, size: int) -> None:
 def move_small(worker: Worker, stream: Stream, size: int) -> int:
     """Copy a file that fits into the buffer with a byte to spare: one read that asks for more, one write."""
     src, view = stream.src, worker.buffer()
+    worker.wait_for(size)
     got = os.preadv(src, [view[: size + 1]], 0)
     while 0 < got < size:  # cut short by a signal or a server, or the end: the next read tells
         more = os.preadv(src, [view[got : size + 1]], got)
@@ -376,8 +376,7 @@ def move_to_end(worker: Worker, stream: Stream) -> int:
     view = worker.buffer()
     at = 0
     while True:
-        worker.check()
-        got = os.preadv(stream.src, [view], at)
+        got = os.preadv(stream.src, [view[: worker.turn(len(view))]], at)
         if got == 0:
             return at
         if stream.digest is not None:
@@ -487,9 +486,9 @@ def reread(worker: Worker, facts: Facts, fd: int, chunks: Sequence[Chunk]) -> No
     view = worker.buffer()
     for start, size, wanted in chunks:
         digest = Digest(start, max(size, 1))
-        for at in range(start, start + size, len(view)):
-            worker.check()
-            count = min(len(view), start + size - at)
+        at, end = start, start + size
+        while at < end:
+            count = worker.turn(min(len(view), end - at), BLOCK_SIZE)
             try:
                 direct_io.pread(fd, view, count, at, BLOCK_SIZE)
             except OSError as exc:
@@ -499,6 +498,7 @@ def reread(worker: Worker, facts: Facts, fd: int, chunks: Sequence[Chunk]) -> No
                 _drop_pages(worker, facts, fd)
                 direct_io.pread(fd, view, count, at, BLOCK_SIZE)
             digest.update(view[:count])
+            at += count
         if digest.chunks() != [(start, size, wanted)]:
             text = "the storage does not have what was copied, bytes %d to %d" % (start, start + size)
             raise StorageDiffers(errno.EIO, text)

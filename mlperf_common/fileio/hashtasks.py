@@ -205,8 +205,7 @@ def _hash_to_end(worker: Worker, fd: int, chunk_size: int) -> List[Chunk]:
     start = size = 0
     md5 = md5_constructor()()
     while True:
-        worker.check()
-        got = os.readv(fd, [view[: min(len(view), chunk_size - size)]])
+        got = os.readv(fd, [view[: worker.turn(min(len(view), chunk_size - size))]])
         md5.update(view[:got])
         worker.moved(got)
         size += got
@@ -244,8 +243,7 @@ def hash_range(worker: Worker, fd: int, part: Range) -> str:
     at, ended = part.start, False
     may_refuse = part.dev if part.direct and part.first else None
     while at < part.end:
-        worker.check()
-        count = min(len(view), part.end - at)
+        count = worker.turn(min(len(view), part.end - at), BLOCK_SIZE)
         asked = _asked(view, count, at + count == part.size)
         ended = _read(reading, fd, view[:asked], count, at, may_refuse)
         md5.update(view[:count])

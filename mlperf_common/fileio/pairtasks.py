@@ -175,15 +175,16 @@ def compare_range(worker: Worker, fds: Tuple[int, int], part: PairChunk) -> bool
     view = worker.buffer()
     views = (view[:half], view[half : 2 * half])
     same = True
-    for at in range(part.start, part.end, half):
-        worker.check()
-        count = min(half, part.end - at)
+    at = part.start
+    while at < part.end:
+        count = worker.turn(min(half, part.end - at), BLOCK_SIZE)
         for fd, buffer, dev in zip(fds, views, part.devs):
             _read(reading, fd, buffer, count, at, dev)
         worker.moved(count)
         if bytes(views[0][:count]) != bytes(views[1][:count]):
             same = False
             break
+        at += count
     if part.end == part.size:
         for fd in fds:
             if not direct_io.at_end(fd, view, part.size, BLOCK_SIZE):

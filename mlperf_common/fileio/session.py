@@ -15,7 +15,7 @@ import signal
 import stat
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Sequence
 
 from mlperf_common.fileio import command
 from mlperf_common.fileio.progress import Progress
@@ -24,6 +24,7 @@ from mlperf_common.fileio.words import quote
 
 if TYPE_CHECKING:
     from mlperf_common.fileio.listing import AnyPool, Roots
+    from mlperf_common.fileio.pacing import Pace
 
 DEFAULT_BUFFER = 8 << 20  # bytes
 
@@ -33,7 +34,7 @@ FEW_BYTES = 64 << 20
 
 
 def add_pool_options(parser: command.Parser, buffer_help: str, buffer_type: Callable[[str], int]) -> None:
-    """-n, -b and what goes with them."""
+    """-n, -b, --bwlimit."""
     parser.add_argument(
         "-n",
         "--num-workers",
@@ -46,6 +47,13 @@ def add_pool_options(parser: command.Parser, buffer_help: str, buffer_type: Call
     )
     parser.add_argument(
         "-b", "--buffer-size", metavar="SIZE", type=buffer_type, default=DEFAULT_BUFFER, help=buffer_help
+    )
+    parser.add_argument(
+        "--bwlimit",
+        metavar="RATE",
+        type=command.buffer_size,
+        action=command.Once,
+        help="bytes a second, at most, that all workers together move; K, M or G may follow",
     )
 
 
@@ -80,12 +88,30 @@ def open_pool(
 def _make_pool(program: str, args: argparse.Namespace, functions: Any, stop: StopFlag, alone: bool) -> AnyPool:
     from mlperf_common.fileio import workers
 
+    pace = _make_pace(args)
     if alone:
-        return workers.InProcess(functions, args.buffer_size, stop)
-    pool = workers.Pool(args.num_workers, functions, args.buffer_size, stop)
+        return workers.InProcess(functions, args.buffer_size, stop, pace)
+    pool = workers.Pool(args.num_workers, functions, args.buffer_size, stop, pace)
     if pool.width < args.num_workers:
         command.say(program, "note: workers: %s allows %d" % (pool.limited_by, pool.width))
-    return pool if pool.width else workers.InProcess(functions, args.buffer_size, stop)
+    return pool if pool.width else workers.InProcess(functions, args.buffer_size, stop, pace)
+
+
+def _make_pace(args: argparse.Namespace) -> Optional[Pace]:
+    """The limit of these workers: of several ranks each has its share."""
+    if args.bwlimit is None:
+        return None
+    from mlperf_common.fileio import pacing
+
+    ranks = 1
+    if args.distributed is not None:
+        from mlperf_common.distributed import launch
+
+        try:
+            ranks = launch.detect(os.environ).world_size
+        except launch.LaunchError:  # nothing is copied then, and together.run says why
+            pass
+    return pacing.Pace(max(1, args.bwlimit // ranks))
 
 
 def _are_few(operands: Sequence[str]) -> bool:

@@ -21,10 +21,13 @@ import os
 import signal
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from mlperf_common.fileio import direct_io, walk
 from mlperf_common.fileio.stopping import Interrupted, StopFlag
+
+if TYPE_CHECKING:
+    from mlperf_common.fileio.pacing import Pace
 
 # A message up to this size (bytes) fits the socket's buffer beside another one, so that the parent's send never
 # waits for a worker that is itself waiting to send (both stood still at 300 KB: ran). A longer one (a path of
@@ -81,7 +84,15 @@ class Worker:
     it has a ``close`` is closed at the end.
     """
 
-    def __init__(self, number: int, buffer_size: int, check: Callable[[], None], report: Callable[[int], None]):
+    def __init__(
+        self,
+        number: int,
+        buffer_size: int,
+        check: Callable[[], None],
+        report: Callable[[int], None],
+        pace: Optional[Pace] = None,
+    ):
+        self._pace = pace
         self.number = number
         self.buffer_size = buffer_size
         self.check = check
@@ -100,6 +111,23 @@ class Worker:
                 words = "%s for a buffer of %d bytes; a smaller one will do (-b)" % (exc.strerror, self.buffer_size)
                 raise OSError(exc.errno, words) from exc
         return self._view
+
+    def turn(self, count: int, block: int = 1) -> int:
+        """How many of ``count`` bytes to move now, a multiple of ``block`` or all; waits where there is a limit.
+
+        Raises Interrupted.
+        """
+        if self._pace is not None:
+            count = min(count, self._pace.piece(self.buffer_size, block))
+        self.wait_for(count)
+        return count
+
+    def wait_for(self, count: int) -> None:
+        """Look whether to stop, and wait until ``count`` bytes may move. Raises Interrupted."""
+        self.check()
+        if self._pace is not None and count:
+            self.flush()
+            self._pace.wait(count, self.check)
 
     def moved(self, count: int) -> None:
         """Report ``count`` more bytes written or hashed; passed on a few times a second."""
@@ -137,12 +165,12 @@ class InProcess:
 
     width = 1
 
-    def __init__(self, functions: Functions, buffer_size: int, stop: StopFlag):
+    def __init__(self, functions: Functions, buffer_size: int, stop: StopFlag, pace: Optional[Pace] = None):
         self.on_moved: Callable[[int], None] = _nothing
         self.on_tick: Callable[[], None] = _nothing
         self._functions = functions
         self._stop = stop
-        self._worker = Worker(0, buffer_size, stop.check, self._moved)
+        self._worker = Worker(0, buffer_size, stop.check, self._moved, pace)
 
     def _moved(self, count: int) -> None:
         self.on_moved(count)
@@ -242,13 +270,16 @@ class Pool:
     ``on_moved(bytes)`` and ``on_tick()`` to follow the work.
     """
 
-    def __init__(self, count: int, functions: Functions, buffer_size: int, stop: StopFlag):
+    def __init__(
+        self, count: int, functions: Functions, buffer_size: int, stop: StopFlag, pace: Optional[Pace] = None
+    ):
         import multiprocessing
 
         self.on_moved: Callable[[int], None] = _nothing
         self.on_tick: Callable[[], None] = _nothing
         self.limited_by = "the limit of open files (ulimit -n)"
         self._stop = stop
+        self._pace = pace
         self._members: List[_Member] = []
         self._returned: Deque[Task] = deque()
         _libc()  # loaded once, before the fork: 4 ms of each worker otherwise
@@ -267,8 +298,9 @@ class Pool:
         siblings = [m.connection for m in self._members] + [mine]
         sockets = [m.channel for m in self._members]
         process = context.Process(
-            target=_serve, args=(its, siblings, sockets, functions, number, buffer_size, self._stop), daemon=True
+            target=_serve, args=(its, siblings, sockets, functions, number, buffer_size, self._stop, self._pace)
         )
+        process.daemon = True
         try:
             process.start()
             return _Member(number, process, mine, _Channel(mine))
@@ -443,6 +475,7 @@ def _serve(
     number: int,
     buffer_size: int,
     stop: StopFlag,
+    pace: Optional[Pace],
 ) -> None:
     """The life of a worker: until the end of its pipe, SIGTERM, or the parent's death."""
     leave = _Leave()
@@ -453,7 +486,7 @@ def _serve(
     for other in [*siblings, *sockets]:
         other.close()
     _die_with_parent()
-    worker = Worker(number, buffer_size, leave.check, lambda count: connection.send(("moved", count)))
+    worker = Worker(number, buffer_size, leave.check, lambda count: connection.send(("moved", count)), pace)
     try:
         _work(worker, leave, connection, functions)
     except Interrupted as exc:
