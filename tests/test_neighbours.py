@@ -5,19 +5,26 @@
 # Takes about 15 s
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import time
-from typing import List
+from typing import Any, Callable, List, Tuple
+from unittest import mock
 
+import copying
 import support
 from support import Random, TestCase, run_tool, slow
+
+from mlperf_common.fileio import facts, report, serverside
 
 KIB, MIB = 1 << 10, 1 << 20
 
 RATE = 16 * MIB  # bytes a second
 TREE = {"big": Random(9 * MIB, seed=1), "d": {f"f{i}": Random(100 * KIB, seed=i) for i in range(40)}}
 SIZE = 9 * MIB + 40 * 100 * KIB
+REAL = os.copy_file_range
 PIECE = RATE // 4  # what may move at once
 
 
@@ -99,6 +106,117 @@ class Limit(TestCase):
         for text in ("0", "-1", "1.5M", "", "10X"):
             with self.subTest(text=text):
                 run_tool("fastcp", "--bwlimit=" + text, "a", "b", cwd=self.tmp, expect=2)
+
+
+NFS = "31 28 0:45 / /data rw,relatime shared:15 - nfs4 server:/data rw,relatime,vers=%s,rsize=1048576,addr=10.0.0.1"
+MOUNTS = {
+    NFS % "4.2": True,
+    NFS % "4.1": False,
+    NFS % "4.20": False,
+    "31 28 0:45 / /data rw - nfs server:/data rw,vers=3,addr=10.0.0.1": False,
+    "31 28 0:45 / /data rw shared:1 master:2 - cifs //server/data rw,vers=3.1.1,cache=strict": True,
+    "31 28 0:45 / /data rw - smb3 //server/data rw,vers=3.1.1": True,
+    "31 28 0:46 / /data rw - cifs //server/data rw,vers=3.1.1": False,
+    "31 28 0:45 / /data rw - ext4 /dev/sda rw,vers=4.2": False,
+    "31 28 0:45 / /data\\040vers=4.2\udcff rw - fuse.sshfs server:/data rw": False,
+}
+
+
+def refusing(number: int, after: int) -> Callable[..., int]:
+    """The call, which moves so many bytes once and then fails, or moves nothing (no number)."""
+    left = [after]
+
+    def call(src: int, dst: int, count: int, *at: int) -> int:
+        if not left[0]:
+            if number:
+                raise OSError(number, os.strerror(number))
+            return 0
+        count, left[0] = min(count, left[0]), 0
+        return REAL(src, dst, count, *at)
+
+    return call
+
+
+class AtTheServer(TestCase):
+    """The real call between files of the local filesystem, which is said to be a server's."""
+
+    def test_which_mounts(self) -> None:
+        for line, wanted in MOUNTS.items():
+            with self.subTest(line=line), mock.patch.object(serverside, "_MOUNTS", self.path("mounts")):
+                with open(self.path("mounts"), "wb") as stream:
+                    stream.write(b"28 1 8:1 / / rw - ext4 /dev/sda1 rw\n%s\n" % os.fsencode(line))
+                self.assertEqual(serverside.is_served(os.makedev(0, 45)), wanted)
+        self.assertFalse(serverside.is_served(os.stat(self.tmp).st_dev))
+
+    def copy(self, call: Any, served: bool = True) -> Tuple[report.Summary, int]:
+        """Copy a file of three extents; what came of it, and how many bytes the server has copied."""
+        source, copy = self.path("s"), self.path(f"c{len(os.listdir(self.tmp))}")
+        asked: List[int] = []
+
+        def counting(src: int, dst: int, count: int, *offsets: int) -> int:
+            moved = int(call(src, dst, count, *offsets))
+            asked.append(moved)
+            return moved
+
+        with mock.patch.object(serverside, "is_served", lambda dev: served):
+            with mock.patch.object(os, "copy_file_range", counting), copying.limits(extent=4 * MIB):
+                with copying.buffered():  # with O_DIRECT the local call moves whole blocks only
+                    summary, said = copying.copy(source, copy)
+        self.assertEqual(said.failures, [])
+        self.assert_same_tree(copy, source)
+        return summary, sum(asked)
+
+    def test_the_whole_file(self) -> None:
+        self.make("s", Random(9 * MIB + 77, seed=1))
+        summary, moved = self.copy(REAL)
+        self.assertEqual((moved, summary.io_mode()), (9 * MIB + 77, "copied by the server"))
+        self.assertEqual(self.copy(REAL, served=False)[1], 0)
+
+    def test_short_counts(self) -> None:
+        self.make("s", Random(9 * MIB + 77, seed=1))
+        short = self.copy(lambda src, dst, count, *at: REAL(src, dst, min(count, 70_001), *at))
+        self.assertEqual(short[1], 9 * MIB + 77)
+
+    def test_what_the_server_does_not_copy_is_read_and_written(self) -> None:
+        self.make("s", Random(9 * MIB + 77, seed=1))
+        for number in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, 0):
+            for after in (0, 1, 70_001):
+                with self.subTest(errno=errno.errorcode.get(number, "moves nothing"), after=after):
+                    moved = self.copy(refusing(number, after))[1]
+                    self.assertEqual(moved, after)
+
+    def test_a_real_error(self) -> None:
+        self.make("s", Random(9 * MIB, seed=1))
+        failing = mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+        with mock.patch.object(serverside, "is_served", lambda dev: True), copying.limits(extent=4 * MIB):
+            with mock.patch.object(os, "copy_file_range", failing):
+                summary, said = copying.copy(self.path("s"), self.path("c"))
+        self.assertEqual((summary.failed, said.reason()), (1, "Input/output error"))
+        self.assertFalse(os.path.exists(self.path("c")))
+
+    def test_a_source_that_shrinks(self) -> None:
+        self.make("s", Random(9 * MIB, seed=1))
+
+        def call(*arguments: int) -> int:
+            os.truncate(self.path("s"), 4096)
+            return REAL(*arguments)
+
+        with mock.patch.object(serverside, "is_served", lambda dev: True), copying.limits(extent=4 * MIB):
+            with mock.patch.object(os, "copy_file_range", call):
+                summary, _ = copying.copy(self.path("s"), self.path("c"))
+        self.assertEqual(summary.failed, 1)
+        self.assertFalse(os.path.exists(self.path("c")))
+
+    def test_where_it_is_not_wanted(self) -> None:
+        for options in (
+            {"direct": "always"}, {"direct": "never"}, {"reflink": "never"}, {"sparse": "never"},
+        ):  # fmt: skip
+            known = facts.Facts(facts.Options("t")._replace(**options), 0)
+            with self.subTest(options), mock.patch.object(serverside, "is_served", lambda dev: True):
+                self.assertFalse(known.copies_at_server(1, 1))
+        known = facts.Facts(facts.Options("t"), 0)
+        with mock.patch.object(serverside, "is_served", lambda dev: True):
+            self.assertEqual((known.copies_at_server(1, 1), known.copies_at_server(1, 2)), (True, False))
 
 
 if __name__ == "__main__":

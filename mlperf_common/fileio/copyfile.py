@@ -19,7 +19,7 @@ import os
 import stat
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-from mlperf_common.fileio import direct_io
+from mlperf_common.fileio import direct_io, serverside
 from mlperf_common.fileio.digest import Digest
 from mlperf_common.fileio.direct_io import BLOCK_SIZE
 from mlperf_common.fileio.facts import ALWAYS, AUTO, NEVER, Facts, Options
@@ -302,8 +302,10 @@ def move_range(worker: Worker, facts: Facts, stream: Stream, start: int, end: in
     O_DIRECT means buffered from here on, for that device and side; afterwards every error is real.
     Raises OSError (ShortFile: the source shrank), Interrupted.
     """
+    at = _copy_at_server(worker, facts, stream, start, end)
+    if start < end <= at:
+        return end - start
     view = worker.buffer()
-    at = start
     while at < end:
         count = worker.turn(min(len(view), end - at), BLOCK_SIZE)
         _fall_back(facts, "source", stream.src_dev, stream.src, first, direct_io.pread, view, count, at)
@@ -315,6 +317,18 @@ def move_range(worker: Worker, facts: Facts, stream: Stream, start: int, end: in
         worker.moved(count)
     _note_direct(facts, stream)
     return max(0, end - start)
+
+
+def _copy_at_server(worker: Worker, facts: Facts, stream: Stream, start: int, end: int) -> int:
+    """How far the server has copied a range: ``start`` where it copies nothing, or where a digest is wanted."""
+    if stream.digest is not None or not facts.copies_at_server(stream.src_dev, stream.dst_dev):
+        return start
+    at = serverside.copy_range(worker, stream.src, stream.dst, start, end)
+    facts.by_server = facts.by_server or at > start
+    if at < end:  # reads and writes do the rest, from a whole block on, and the next files
+        facts.served[stream.src_dev] = False
+        at -= at % BLOCK_SIZE
+    return at
 
 
 def _note_direct(facts: Facts, stream: Stream) -> None:

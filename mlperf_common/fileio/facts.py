@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Dict, NamedTuple, Set, Tuple
 
-from mlperf_common.fileio import words
+from mlperf_common.fileio import serverside, words
 from mlperf_common.fileio.metadata import Kept, Notes
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Facts:
         self.nameless: Dict[int, bool] = {}
         self.uncloned: Set[Tuple[int, int]] = set()
         self.cloned = False
+        self.served: Dict[int, bool] = {}  # devices, and whether their server copies
+        self.by_server = False  # one has
         self.from_cache = False  # something was verified that could not be read from anywhere else
         self.notes = Notes()
 
@@ -70,6 +72,20 @@ class Facts:
         if self.options.direct == ALWAYS:
             return size > 0
         return size >= DIRECT_MINIMUM and self.options.direct == AUTO and (side, dev) not in self.refused
+
+    def copies_at_server(self, src_dev: int, dst_dev: int) -> bool:
+        """Whether bytes between these devices are to be copied by their server, as far as is known."""
+        options = self.options
+        if src_dev != dst_dev or NEVER in (options.direct, options.reflink, options.sparse):
+            return False
+        if options.direct == ALWAYS:
+            return False
+        if src_dev not in self.served:
+            try:
+                self.served[src_dev] = serverside.is_served(src_dev)
+            except OSError:  # no /proc: bytes move as everywhere
+                self.served[src_dev] = False
+        return self.served[src_dev]
 
     def is_small(self, size: int) -> bool:
         """Whether a file goes through the page cache, because of its size."""
@@ -88,6 +104,7 @@ class Learned(NamedTuple):
     refused: Dict[Tuple[str, int], str]
     direct: Set[str]
     cloned: bool
+    by_server: bool
     from_cache: bool
     warnings: Set[str]
     problems: Set[str]
@@ -112,7 +129,9 @@ def facts_of(worker: Worker, options: Options) -> Facts:
 def learned(facts: Facts) -> Learned:
     """The facts as they travel; a note is passed on once."""
     notes, facts.notes = facts.notes, Notes()
-    return Learned(facts.refused, facts.direct, facts.cloned, facts.from_cache, notes.warnings, notes.problems)
+    return Learned(
+        facts.refused, facts.direct, facts.cloned, facts.by_server, facts.from_cache, notes.warnings, notes.problems
+    )
 
 
 def reason_of(exc: BaseException) -> str:

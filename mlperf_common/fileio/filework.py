@@ -380,6 +380,7 @@ class FileWork:
         self._summary.refused.update(learned.refused)
         self._summary.direct.update(learned.direct)
         self._summary.cloned = self._summary.cloned or learned.cloned
+        self._summary.by_server = self._summary.by_server or learned.by_server
         self._summary.from_cache = self._summary.from_cache or learned.from_cache
         for note in learned.warnings - self._noted:
             self._noted.add(note)

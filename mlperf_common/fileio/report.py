@@ -42,6 +42,7 @@ class Summary:
         self.split = 0  # files with several names, each name copied as a file of its own
         self.same = 0  # files that stood there with the same bytes
         self.cloned = False
+        self.by_server = False
         self.from_cache = False  # some of what was verified came from the page cache
         self.left_behind = 0  # temporaries of other runs, of which it is not certain that they are dead
         self.directories = 0  # made by this run
@@ -71,6 +72,8 @@ class Summary:
         if not self.direct and not self.refused:
             if self.cloned:
                 return "cloned"
+            if self.by_server:
+                return "copied by the server"
             if not self.bytes:
                 return "none (no bytes)"
             return "buffered (%s)" % ("--direct=never" if self.never_direct else "small files")
@@ -78,4 +81,6 @@ class Summary:
         if self.refused:
             why = "; ".join(sorted({"%s: %s" % (side, reason) for (side, _), reason in self.refused.items()}))
             words = "%s (%s)" % ("partly direct" if self.direct else "buffered", why)
+        if self.by_server:
+            words = "partly copied by the server, " + words
         return "partly cloned, " + words if self.cloned else words

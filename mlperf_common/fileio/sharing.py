@@ -195,6 +195,7 @@ class Lead:
         for name in ("files", "links", "outside", "same", "bytes", "failed", "problems"):
             setattr(summary, name, getattr(summary, name) + fields[name])
         summary.cloned = summary.cloned or fields["cloned"]
+        summary.by_server = summary.by_server or fields["by_server"]
         summary.from_cache = summary.from_cache or fields["from_cache"]
         summary.direct.update(fields["direct"])
         summary.refused.update({(side, 0): reason for side, reason in fields["refused"]})
