@@ -32,7 +32,7 @@ FLOORS = {
         *("copyfile", "facts", "metadata", "listing", "workers"),
     ),
     "plan": ("copyplan", "landing", "refusals", "traces", "twins", "walk"),
-    "leaves": ("direct_io", "manifest", "pacing", "progress", "report", "serverside", "stopping", "words"),
+    "leaves": ("direct_io", "manifest", "pacing", "progress", "report", "serverside", "stopping", "stripes", "words"),
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 ORDER = list(FLOORS)

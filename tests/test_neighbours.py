@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import struct
 import subprocess
+import sys
 import time
 from typing import Any, Callable, List, Tuple
 from unittest import mock
@@ -17,7 +19,7 @@ import copying
 import support
 from support import Random, TestCase, run_tool, slow
 
-from mlperf_common.fileio import facts, report, serverside
+from mlperf_common.fileio import facts, report, serverside, stripes
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -217,6 +219,52 @@ class AtTheServer(TestCase):
         known = facts.Facts(facts.Options("t"), 0)
         with mock.patch.object(serverside, "is_served", lambda dev: True):
             self.assertEqual((known.copies_at_server(1, 1), known.copies_at_server(1, 2)), (True, False))
+
+
+def layout(magic: int, size: int, count: int) -> bytes:
+    """What Lustre says of a directory's layout."""
+    return struct.pack("<II16sIHH", magic, 1, bytes(16), size, count, 0xFFFF)
+
+
+LAYOUTS = {
+    layout(0x0BD10BD0, 1 << 20, 1): "over 1 stripe of 1024 KiB; large files may be faster with more (lfs setstripe -c)",
+    layout(0x0BD10BD0, 4 << 20, 8): "over 8 stripes of 4096 KiB",
+    layout(0x0BD30BD0, 1 << 20, 0xFFFF) + b"pool".ljust(16, b"\0"): "over all servers",
+    layout(0x0BD10BD0, 0, 0): "as the filesystem's default says (lfs getstripe -d)",
+    layout(0x0BD60BD0, 0, 0): "over more servers as they grow (lfs getstripe -d)",
+    layout(0x12345678, 0, 1): "",
+    b"": "",
+    b"\xd0\x0b\xd1\x0b": "",
+}
+
+
+class Stripes(TestCase):
+    def test_what_is_said_of_each_layout(self) -> None:
+        for value, wanted in LAYOUTS.items():
+            with self.subTest(wanted), mock.patch.object(os, "getxattr", lambda *_, value=value: value):
+                note = stripes.stripe_note(self.tmp)
+                self.assertEqual(note, wanted and "Lustre spreads new files " + wanted)
+
+    def test_no_lustre(self) -> None:
+        self.assertEqual(stripes.stripe_note(self.tmp), "")
+        self.assertEqual(stripes.stripe_note(self.path("nothing")), "")
+
+    def test_the_line_of_a_copy(self) -> None:
+        """Of the directory that DEST goes to; any attribute will do for the place where it is asked."""
+        self.make("s", b"x")
+        os.setxattr(self.tmp, "user.lov", layout(0x0BD10BD0, 1 << 20, 2))
+        code = (
+            "import sys; from mlperf_common.fileio import fastcp, stripes; stripes.ATTRIBUTE = 'user.lov'; "
+            "sys.exit(fastcp.main(sys.argv[1:]))"
+        )
+        for options, lines in (["-v"], 3), ([], 1):
+            words = [sys.executable, "-c", code, *options, "s", f"c{lines}"]
+            result = support.run(words, cwd=self.tmp, env={"PYTHONPATH": support.ROOT}, expect=0)
+            self.assertEqual(len(result.stderr.splitlines()), lines, result.stderr)
+        words = [sys.executable, "-c", code, "-v", "s", self.path("c")]
+        result = support.run(words, cwd=self.tmp, env={"PYTHONPATH": support.ROOT}, expect=0)
+        note = "note: '%s': Lustre spreads new files over 2 stripes of 1024 KiB\n" % self.tmp
+        self.assertIn("fastcp: " + note, result.stderr)
 
 
 if __name__ == "__main__":

@@ -397,6 +397,11 @@ class _Console(session.Console, Events):
         if self.verbose:
             for path in plan.mounts:
                 self.say("note: another filesystem is mounted on %s" % quote(path))
+            from mlperf_common.fileio import stripes
+
+            note = stripes.stripe_note(plan.base.path)
+            if note:
+                self.say("note: %s: %s" % (quote(plan.base.path), note))
 
     def failed(self, source: str, destination: str, reason: str) -> None:
         self.say("cannot copy %s to %s: %s" % (quote(source), quote(destination), reason))
