@@ -26,13 +26,13 @@ FLOORS = {
     "engine": (
         *("transfer", "checksum", "hashplan", "hashtasks", "checking", "comparing", "pairtasks"),
         *("directories", "naming", "leftovers", "filework", "recording", "digest", "copymanifest", "largefile"),
-        *("batches", "copytasks", "linktasks", "dressing", "workload"),
+        *("batches", "copytasks", "linktasks", "dressing", "workload", "serverside"),
         *("sharing", "sharedfile", "workcode", "claims", "dealing", "rewalk"),
         *("walksharing", "hashsharing", "pairsharing"),
         *("copyfile", "facts", "metadata", "listing", "workers"),
     ),
     "plan": ("copyplan", "landing", "refusals", "traces", "twins", "walk"),
-    "leaves": ("direct_io", "manifest", "pacing", "progress", "report", "serverside", "stopping", "stripes", "words"),
+    "leaves": ("direct_io", "manifest", "pacing", "progress", "report", "stopping", "stripes", "words"),
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 ORDER = list(FLOORS)
