@@ -21,7 +21,7 @@ from support import ROOT
 FLOORS = {
     "tools": ("fastcp", "fastmd5", "dropcache"),
     "modes": ("md5check", "md5compare"),
-    "session": ("session", "together"),
+    "session": ("session", "joining", "together"),
     "command": ("command",),
     "engine": (
         *("transfer", "checksum", "hashplan", "hashtasks", "checking", "comparing", "pairtasks"),
@@ -36,7 +36,7 @@ FLOORS = {
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}
 ORDER = list(FLOORS)
-NEIGHBOURLY = ("engine", "plan")
+NEIGHBOURLY = ("session", "engine", "plan")
 COMMAND_LINES = FLOORS["tools"] + FLOORS["modes"] + FLOORS["session"] + FLOORS["command"]
 TOP_LEVEL = {"mlperf_common", "client", "tests", "setup.py", "README.md", "CLAUDE.md", "MAIN-BUGS.md"}
 LAZY = {"torch", "mpi4py"}

@@ -10,18 +10,19 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from mlperf_common import __version__
-from mlperf_common.fileio import command, copyplan, direct_io, session, together
-from mlperf_common.fileio.copyplan import CopyPlan
-from mlperf_common.fileio.facts import Options
-from mlperf_common.fileio.metadata import Kept
+from mlperf_common.fileio import command, joining, session
 from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.words import quote, reason_of
 
+TYPE_CHECKING = False  # a name that type checkers know; importing typing would cost 2 ms
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+    from mlperf_common.fileio.copyplan import CopyPlan
+    from mlperf_common.fileio.facts import Options
     from mlperf_common.fileio.listing import AnyPool, Roots
     from mlperf_common.fileio.recording import Recorder
 
@@ -73,9 +74,9 @@ def make_parser() -> command.Parser:
     add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices instead of refusing them")
     _add_metadata_options(add)
     _add_way_options(add)
-    together.add_options(
+    joining.add_options(
         parser,
-        (together.JOB, together.NODE),
+        (joining.JOB, joining.NODE),
         "with --distributed: the directory in which the ranks meet (default: beside DEST, or in it)",
     )
     add("-N", "--dry-run", action="store_true", help="print what would be copied where; write nothing")
@@ -111,7 +112,7 @@ def _add_way_options(add: Any) -> None:
 
 def _add_metadata_options(add: Any) -> None:
     words = "the same as -r -P --preserve=all"
-    add("-a", "--archive", nargs=0, action=_Archive, dest="kept", default=Kept(), help=words)
+    add("-a", "--archive", nargs=0, action=_Archive, dest="kept", default={}, help=words)
     add("-p", nargs=0, action=_Preserve, dest="kept", help="the same as --preserve=mode,ownership,timestamps")
     add(
         "--preserve",
@@ -123,12 +124,12 @@ def _add_metadata_options(add: Any) -> None:
     )
     add("--no-preserve", metavar="LIST", action=_NoPreserve, dest="kept", help="do not keep what LIST names")
     for letter, name, follow, words in (
-        ("P", "--no-dereference", copyplan.FOLLOW_NONE, "copy symbolic links as links"),
-        ("L", "--dereference", copyplan.FOLLOW_ALL, "follow symbolic links (default)"),
-        ("H", None, copyplan.FOLLOW_OPERANDS, "follow symbolic links that are operands, copy others as links"),
+        ("P", "--no-dereference", "none", "copy symbolic links as links"),
+        ("L", "--dereference", "all", "follow symbolic links (default)"),
+        ("H", None, "operands", "follow symbolic links that are operands, copy others as links"),
     ):
         names = ["-" + letter] + ([name] if name else [])
-        add(*names, action="store_const", const=follow, dest="follow", default=copyplan.FOLLOW_ALL, help=words)
+        add(*names, action="store_const", const=follow, dest="follow", default="all", help=words)
 
 
 def _add_choice(add: Any, name: str, choices: Sequence[str], words: str) -> None:
@@ -141,10 +142,10 @@ class _Preserve(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Optional[str] = None) -> None:
         names = ["mode", "ownership", "timestamps"] if values in (None, []) else _names(self, values)
         changes: Dict[str, bool] = dict.fromkeys(ATTRIBUTES if "all" in names else names, True)
-        changes["xattr_required"] = namespace.kept.xattr_required or "xattr" in names
+        changes["xattr_required"] = namespace.kept.get("xattr_required", False) or "xattr" in names
         if "mode" in changes:
             changes["default_mode"] = False
-        namespace.kept = namespace.kept._replace(**changes)
+        namespace.kept = {**namespace.kept, **changes}
 
 
 class _NoPreserve(argparse.Action):
@@ -157,7 +158,7 @@ class _NoPreserve(argparse.Action):
             changes["default_mode"] = True
         if "xattr" in changes:
             changes["xattr_required"] = False
-        namespace.kept = namespace.kept._replace(**changes)
+        namespace.kept = {**namespace.kept, **changes}
 
 
 class _Archive(argparse.Action):
@@ -165,8 +166,8 @@ class _Archive(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Optional[str] = None) -> None:
         namespace.recursive = True
-        namespace.follow = copyplan.FOLLOW_NONE
-        namespace.kept = namespace.kept._replace(**dict.fromkeys(ATTRIBUTES, True), default_mode=False)
+        namespace.follow = "none"
+        namespace.kept = {**namespace.kept, **dict.fromkeys(ATTRIBUTES, True), "default_mode": False}
 
 
 def _names(action: argparse.Action, text: str) -> List[str]:
@@ -187,7 +188,7 @@ def _body(argv: Sequence[str]) -> int:
     args = command.parse(parser, argv)
     sources, destination = _operands(parser, args)
     if args.distributed is not None:
-        together.settle_meeting(args, destination)
+        joining.settle_meeting(args, destination)
     session.settle_workers(PROGRAM, args)
     _settle_buffer(args)
     from mlperf_common.fileio import copytasks
@@ -195,6 +196,8 @@ def _body(argv: Sequence[str]) -> int:
     with session.open_pool(PROGRAM, args, copytasks.FUNCTIONS, sources) as pool:
         if args.distributed is None:
             return _run(args, sources, destination, pool)
+        from mlperf_common.fileio import together
+
         return together.run(
             PROGRAM, args, "DEST", sources, lambda comm: _run_as_rank(args, sources, destination, pool, comm)
         )
@@ -211,7 +214,7 @@ def _refuse_conflicts(parser: command.Parser, args: Any) -> None:
     for name in ("verify", "manifest"):
         if args.reflink == "always" and getattr(args, name):
             parser.error("cannot combine --reflink=always and --%s" % name)
-    together.refuse_conflicts(parser, args, ("manifest",))
+    joining.refuse_conflicts(parser, args, ("manifest",))
     if args.target_directory is not None and args.no_target_directory:
         parser.error("cannot combine --target-directory (-t) and --no-target-directory (-T)")
 
@@ -236,6 +239,8 @@ def _settle_buffer(args: Any) -> None:
     args.buffer_size, note = command.clamp(args.buffer_size, command.MAX_BUFFER_SIZE, "buffer size")
     if note:
         command.say(PROGRAM, note)
+    from mlperf_common.fileio import direct_io  # late, as all that --help and a usage error do not need
+
     rounded = direct_io.round_up(args.buffer_size, direct_io.BUFFER_ALIGN)
     if args.verbose and rounded != args.buffer_size:
         command.say(PROGRAM, "note: buffer size: %d is rounded up to %d" % (args.buffer_size, rounded))
@@ -274,6 +279,7 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
 
 def _run_as_rank(args: Any, sources: Sequence[str], destination: str, pool: AnyPool, comm: Any) -> int:
     """The same as one of several ranks: rank 0 says how it went."""
+    from mlperf_common.fileio import together
     from mlperf_common.fileio.listing import Roots
 
     started = time.monotonic()
@@ -303,6 +309,8 @@ def _run_as_rank(args: Any, sources: Sequence[str], destination: str, pool: AnyP
 
 
 def _plan(args: Any, sources: Sequence[str], destination: str, list_directories: Any) -> CopyPlan:
+    from mlperf_common.fileio import copyplan
+
     return copyplan.plan_copy_operations(
         sources,
         destination,
@@ -316,16 +324,19 @@ def _plan(args: Any, sources: Sequence[str], destination: str, list_directories:
         one_file_system=args.one_file_system,
         update=args.update,
         checksum=args.checksum,
-        keep_links=args.kept.links,
+        keep_links=bool(args.kept.get("links")),
         ignore_times=args.ignore_times,
     )
 
 
 def _options(args: Any) -> Options:
+    from mlperf_common.fileio.facts import Options
+    from mlperf_common.fileio.metadata import Kept
+
     return Options(
         os.urandom(5).hex(),
         args.force,
-        args.kept,
+        Kept(**args.kept),
         args.ignore_times,
         args.direct,
         args.sparse,

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
 
 from mlperf_common import __version__
-from mlperf_common.fileio import command, direct_io, manifest, session, together
+from mlperf_common.fileio import command, direct_io, joining, manifest, session
 from mlperf_common.fileio.hashplan import HashEvents
 from mlperf_common.fileio.progress import counted, format_bytes, format_rate, format_seconds
 from mlperf_common.fileio.words import quote
@@ -57,7 +57,7 @@ def make_parser() -> command.Parser:
     add("--json", action="store_true", help="one JSON object a line")
     add("-q", "--quiet", action="store_true", help="print errors and warnings only on stderr; with -c no OK lines")
     meeting = "with --distributed: the directory in which the ranks meet (default: the working directory)"
-    together.add_options(parser, (together.JOB,), meeting)
+    joining.add_options(parser, (joining.JOB,), meeting)
     _add_list_options(parser.add_argument_group("listing"))
     _add_check_options(parser.add_argument_group("checking"))
     _add_compare_options(parser.add_argument_group("comparing"))
@@ -105,7 +105,7 @@ def _body(argv: Sequence[str]) -> int:
     args = command.parse(parser, argv)
     _check_options(parser, args)
     session.settle_workers(PROGRAM, args)
-    together.settle_meeting(args, "")
+    joining.settle_meeting(args, "")
     if args.compare:
         from mlperf_common.fileio import md5compare
 
@@ -130,7 +130,7 @@ def _check_options(parser: command.Parser, args: argparse.Namespace) -> None:
     for name in _OF_CHECK:
         if getattr(args, name) and not args.check:
             parser.error("--%s is meaningful only with --check (-c)" % name.replace("_", "-"))
-    together.refuse_conflicts(parser, args, ("check",))
+    joining.refuse_conflicts(parser, args, ("check",))
     if args.metadata and not args.compare:
         parser.error("--metadata is meaningful only with --compare")
     for one, other in (("check", "compare"), ("all", "check"), ("all", "compare"), ("zero", "json")):
@@ -218,6 +218,7 @@ def _find(args: argparse.Namespace, operands: Sequence[str], lister: ListDirecto
 
 def _run_as_rank(args: argparse.Namespace, operands: Sequence[str], pool: AnyPool) -> int:
     """The same as one of several ranks: rank 0 finds what is to be hashed, and has the lines."""
+    from mlperf_common.fileio import together
     from mlperf_common.fileio.checksum import HashSummary
     from mlperf_common.fileio.listing import Roots
 

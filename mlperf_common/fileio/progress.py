@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import IO, Callable, Optional
+
+TYPE_CHECKING = False  # a name that type checkers know; importing typing would cost 2 ms
+if TYPE_CHECKING:
+    from typing import IO, Callable, Optional
 
 TERMINAL_SECONDS = 0.2  # between two drawings: faster cannot be read
 PLAIN_SECONDS = 30.0

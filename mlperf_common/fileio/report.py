@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, Set, Tuple
+TYPE_CHECKING = False  # a name that type checkers know; importing typing would cost 2 ms
+if TYPE_CHECKING:
+    from typing import Dict, Set, Tuple
 
 
 class Events:

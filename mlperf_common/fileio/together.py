@@ -13,7 +13,6 @@ that fails or dies ends the others. Does not: wait for a rank longer than ``--ra
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import stat
@@ -21,6 +20,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from mlperf_common.fileio import command, copyplan
+from mlperf_common.fileio.joining import JOB, NODE
 from mlperf_common.fileio.refusals import CopyArgumentError, UnreadableEntries
 from mlperf_common.fileio.words import quote, reason_of
 
@@ -32,53 +32,7 @@ if TYPE_CHECKING:
     from mlperf_common.fileio.sharing import Crew
     from mlperf_common.fileio.walk import ListDirectories
 
-JOB, NODE = "job", "node"
-
 WORDS = {JOB: "all ranks share one %s", NODE: "each node has a %s of its own"}
-
-
-def add_options(parser: command.Parser, modes: Sequence[str], meeting_help: str) -> None:
-    """--distributed and what goes with it."""
-    add = parser.add_argument
-    add(
-        "--distributed",
-        nargs="?",
-        const=JOB,
-        choices=modes,
-        metavar="HOW",
-        help="take part as one rank of a Slurm step, mpirun or torchrun; HOW: %s (default: job)" % " or ".join(modes),
-    )
-    add("--rendezvous", metavar="DIR", action=command.Once, help=meeting_help)
-    add(
-        "--rank-timeout",
-        metavar="SECONDS",
-        type=_seconds,
-        help="a rank that is silent for so long is dead (default: 10; 90 where they meet on NFS)",
-    )
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError("not a number of seconds: %s" % quote(text))
-    return value
-
-
-def refuse_conflicts(parser: command.Parser, args: Any, others: Sequence[str]) -> None:
-    """Options that make no sense without --distributed, or (``others``) none with it, are usage errors."""
-    if args.distributed is None:
-        for name in ("rendezvous", "rank_timeout"):
-            if getattr(args, name) is not None:
-                parser.error("--%s needs --distributed" % name.replace("_", "-"))
-        return
-    if args.distributed == NODE and args.rendezvous is None:
-        parser.error("--distributed=node needs --rendezvous: a directory that all nodes share")
-    for name in others:
-        if getattr(args, name.replace("-", "_")) not in (None, False):
-            parser.error("cannot combine --distributed and --%s" % name)
 
 
 def run(program: str, args: Any, what: str, sources: Sequence[str], body: Callable[[Any], int]) -> int:
@@ -142,22 +96,6 @@ def _communicator(mine: Any, args: Any) -> Iterator[Any]:
         )
     with communicator.Files(mine, args.meeting, dead=args.rank_timeout) as comm:
         yield comm
-
-
-def settle_meeting(args: Any, destination: str) -> None:
-    """Where the ranks meet, as ``args.meeting``: --rendezvous, else beside DEST, else in it.
-
-    Beside it, so that DEST keeps the times that it is given at the end. Absolute, since -C goes elsewhere later.
-    """
-    if args.rendezvous is not None:
-        args.rendezvous = args.meeting = os.path.join(os.getcwd(), args.rendezvous)
-        return
-    there = destination if os.path.isdir(destination) else os.path.dirname(destination.rstrip("/"))
-    if there == destination and destination:
-        beside = os.path.join(destination, "..")
-        if os.access(beside, os.W_OK | os.X_OK) and os.stat(beside).st_dev == os.stat(destination).st_dev:
-            there = beside
-    args.meeting = os.path.join(os.getcwd(), there)
 
 
 def _check_meeting(meeting: str, sources: Sequence[str]) -> str:

@@ -20,8 +20,6 @@ from mlperf_common.fileio.sharedfile import Shared, SharedFile
 from mlperf_common.fileio.walk import Directory, FileEntry, Identity, Look, Tree
 from mlperf_common.fileio.workload import Links, Work
 
-Path = Tuple[int, Tuple[str, ...]]  # of a directory: its tree's position, the names from the tree's root down
-
 
 class Batch(NamedTuple):
     """Small files of one directory (None: operands), as a unit of work."""
