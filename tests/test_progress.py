@@ -11,6 +11,7 @@ import re
 import struct
 import termios
 import unittest
+from unittest import mock
 
 import support
 
@@ -144,6 +145,49 @@ class OnATerminal(unittest.TestCase):
         self.progress.label = "x" * 200
         self.assertEqual(len(self.show(1, 2, 1, 2)), 79)
 
+    def test_what_matters_least_is_left_out(self) -> None:
+        whole = "hashing: 25 %, 1.0 GiB of 4.0 GiB, 1 of 4 files, 1.0 GiB/s, 3.0 s left"
+        for columns, line in (
+            (200, whole),
+            (len(whole) + 1, whole),
+            (len(whole), "hashing: 25 %, 1.0 GiB of 4.0 GiB, 1.0 GiB/s, 3.0 s left"),
+            (40, "hashing: 25 %, 1.0 GiB/s, 3.0 s left"),
+            (30, "hashing: 25 %, 3.0 s left"),
+            (20, "hashing: 25 %"),
+            (10, "hashing"),
+            (5, "hash"),
+        ):
+            with self.subTest(columns=columns), mock.patch.object(progress, "_columns", lambda _, c=columns: c):
+                self.setUp()
+                self.assertEqual(self.show(GIB, 4 * GIB, 1, 4), line)
+
+    def test_time_left_by_files_where_bytes_say_nothing(self) -> None:
+        self.assertEqual(self.show(0, 0, 100, 400), "hashing: 25 %, 100 of 400 files, 100 files/s, 3.0 s left")
+        self.assertEqual(self.show(0, 0, 100, 0), "hashing: 100 %, 100 of 0 files, 50 files/s")
+        self.setUp()
+        self.assertIn(" 29.0 s left", self.show(999, 1000, 1000, 30_000))  # the bytes are nearly there
+        self.setUp()
+        self.assertIn(" 1.0 s left", self.show(500, 1000, 1, 10_000))  # one large file of many
+
+    def test_planning(self) -> None:
+        self.progress.start("planning")
+        self.clock.now += 1
+        self.progress.found(1)
+        self.assertEqual(self.stream.screen(), "planning: 1 entry found, 1/s")
+        self.clock.now += 1
+        self.progress.found(50_000)
+        self.assertEqual(self.stream.screen(), "planning: 50000 entries found, 25000/s")
+
+    def test_a_window_made_narrower(self) -> None:
+        for reflows, cleared in (True, "\r\x1b[1A\x1b[J"), (False, "\r" + " " * 39 + "\r"):
+            self.setUp()
+            self.progress = Progress(self.stream, clock=self.clock, reflows=reflows)
+            self.show(GIB, 4 * GIB, 1, 4)
+            before = len(self.stream.getvalue())
+            with mock.patch.object(progress, "_columns", lambda _: 40):
+                self.progress.clear()
+            self.assertEqual(self.stream.getvalue()[before:], cleared)
+
     def test_never_over_100_percent_and_never_100_too_early(self) -> None:
         for numbers, percent in {
             (0, 100, 0, 1): "0 %",
@@ -226,7 +270,7 @@ class Modes(unittest.TestCase):
         with open(slave, "w") as stream, open(master, "rb", buffering=0) as screen:
             clock = Clock()
             display = Progress(stream, clock=clock)
-            for columns, length in ((40, 39), (20, 19), (0, 72)):
+            for columns, length in ((40, 36), (20, 13), (0, 72)):
                 fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
                 clock.now += 1
                 display.update(GIB, 4 * GIB, 1, 4)

@@ -256,13 +256,16 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
     console = _Console(args)
     roots = Roots(pool)
     with console.watch(roots, "what is there so far is whole"):
-        plan = _plan(args, sources, destination, PoolLister(pool, roots))
+        lister = PoolLister(pool, roots)
+        console.plan(pool, lister.found)
+        plan = _plan(args, sources, destination, lister)
         console.tell(plan)
         if args.manifest is not None:
             from mlperf_common.fileio import copymanifest
 
             copymanifest.check_place(args.manifest, plan, args.force)
         if args.dry_run:
+            console.clear()
             _print_plan(plan)
             return 0
         summary = Summary()
@@ -285,11 +288,15 @@ def _run_as_rank(args: Any, sources: Sequence[str], destination: str, pool: AnyP
     started = time.monotonic()
     console = _Console(args)
     roots = Roots(pool)
+    if comm.rank == 0:
+        console.follow(pool, lambda: (None, None, None))  # what the others have done is not known before the end
+        console.phase("rank 0 of %d: copying" % comm.world_size)
     with console.watch(roots, "what is there so far is whole"):
 
         def tell(plan: CopyPlan) -> bool:
             console.tell(plan)
             if args.dry_run:
+                console.clear()
                 _print_plan(plan)
             return not args.dry_run
 
@@ -392,7 +399,7 @@ class _Console(session.Console, Events):
     """The lines of a copy."""
 
     def __init__(self, args: Any) -> None:
-        super().__init__(PROGRAM, args.quiet, "none" if args.quiet or args.dry_run else "auto", "copying")
+        super().__init__(PROGRAM, args.quiet, session.display_mode(args), "copying")
         self.verbose = args.verbose
 
     def copied(self, source: str, destination: str) -> None:

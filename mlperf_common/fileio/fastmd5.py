@@ -200,7 +200,9 @@ def _hash(
     from mlperf_common.fileio.workers import AllWorkersDied
 
     try:
-        found = _find(args, operands, PoolLister(pool, roots), console)
+        lister = PoolLister(pool, roots)
+        console.plan(pool, lister.found)
+        found = _find(args, operands, lister, console)
         console.follow(pool, lambda: (found.bytes, summary.files, found.files))
         checksum.hash_files(found, pool, roots, console, summary, cached=True)
     except (DigestRefused, AllWorkersDied) as exc:
@@ -230,6 +232,9 @@ def _run_as_rank(args: argparse.Namespace, operands: Sequence[str], pool: AnyPoo
         return _find(args, operands, lister, console)
 
     def body(comm: Any) -> int:
+        if comm.rank == 0:
+            console.follow(pool, lambda: (None, summary.files, None))
+            console.phase("rank 0 of %d: hashing" % comm.world_size)
         with console.watch(roots, "the list is not complete"):
             complete = together.list_files(comm, args.meeting, pool, roots, find, console, summary)
         if comm.rank == 0:
@@ -256,7 +261,7 @@ class _Console(session.Console, HashEvents):
     """Lines of chunks on stdout, all other lines on stderr."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(PROGRAM, args.quiet, "none" if args.quiet else "auto", "hashing")
+        super().__init__(PROGRAM, args.quiet, session.display_mode(args, lists=True), "hashing")
         self._flushed = time.monotonic()
         self._all = args.all
         self._format = line_format(args)

@@ -122,10 +122,20 @@ class PoolLister:
     def __init__(self, pool: AnyPool, roots: Roots) -> None:
         self._pool = pool
         self._roots = roots
+        self._found = 0
+        self._level: Optional[_Level] = None
 
     def __call__(self, requests: Sequence[Request]) -> Sequence[AnyListing]:
         """List the directories; the results are in the order of the requests."""
-        return _Level(self._pool, self._roots, requests).run()
+        self._level = _Level(self._pool, self._roots, requests)
+        try:
+            return self._level.run()
+        finally:
+            self._found, self._level = self.found(), None
+
+    def found(self) -> int:
+        """How many files and directories have been found so far in what is walked."""
+        return self._found + (self._level.found if self._level is not None else 0)
 
 
 class _Level:
@@ -137,6 +147,7 @@ class _Level:
         self._requests = requests
         self._results: Dict[int, AnyListing] = {}
         self._next = 0
+        self.found = 0
         self._group = max(1, min(GROUP, len(requests) // (2 * pool.width)))
 
     def run(self) -> List[AnyListing]:
@@ -172,6 +183,7 @@ class _Level:
             self._fail(task.context, OSError(result.errno, result.reason))
         else:
             self._results.update(zip(task.context, result))
+            self.found += sum(listed.entries() for listed in result if isinstance(listed, walk.Listing))
 
     def _fail(self, chosen: range, exc: OSError) -> None:
         for index in chosen:

@@ -54,7 +54,8 @@ class _Check:
 
     def __init__(self, args: argparse.Namespace, pool: AnyPool, roots: Roots) -> None:
         quiet = args.quiet or args.status
-        self.console = session.Console(PROGRAM, quiet, "none" if quiet else "auto", "checking")
+        mode = "none" if quiet else session.display_mode(args, lists=True)
+        self.console = session.Console(PROGRAM, quiet, mode, "checking")
         self._args = args
         self._pool = pool
         self._roots = roots

@@ -60,6 +60,9 @@ def _run_as_rank(args: argparse.Namespace, request: Request, pool: AnyPool, cons
     roots, counts = Roots(pool), Counts()
 
     def body(comm: Any) -> int:
+        if comm.rank == 0:
+            console.follow(pool, lambda: (None, counts.files, None))
+            console.phase("rank 0 of %d: comparing" % comm.world_size)
         with console.watch(roots, "the comparison is not complete"):
             identical = together.compare(comm, args.meeting, pool, roots, request, console, counts)
         if comm.rank == 0:
@@ -74,7 +77,7 @@ class _Console(session.Console, comparing.Events):
     """Differences on stdout, all else on stderr."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(PROGRAM, args.quiet, "none" if args.quiet else "auto", "comparing")
+        super().__init__(PROGRAM, args.quiet, session.display_mode(args), "comparing")
         self._operands: Sequence[str] = args.operands
 
     def differs(self, path: str, kind: str, text: str) -> None:

@@ -29,6 +29,9 @@ class Events:
     def linked(self, source: str, destination: str) -> None:
         """A symbolic link has been copied as one."""
 
+    def phase(self, label: str) -> None:
+        """Another part of the work begins."""
+
     def trace(self, text: str) -> None:
         """Where in the code an unexpected failure happened, for debugging."""
 

@@ -57,6 +57,13 @@ def add_pool_options(parser: command.Parser, buffer_help: str, buffer_type: Call
         action=command.Once,
         help="bytes a second, at most, that all workers together move; K, M or G may follow",
     )
+    parser.add_argument(
+        "--progress",
+        metavar="HOW",
+        choices=("auto", "bar", "plain", "none"),
+        default="auto",
+        help="bar: a line that updates; plain: a line every 30 s; none; auto (default): bar on a terminal, else plain",
+    )
 
 
 def settle_workers(program: str, args: argparse.Namespace) -> None:
@@ -131,6 +138,17 @@ def _are_few(operands: Sequence[str]) -> bool:
     return total <= FEW_BYTES
 
 
+# Of terminals that wrap lines anew when they get narrower, what they put into the environment.
+_REFLOWING = ("TMUX", "VTE_VERSION", "KONSOLE_VERSION", "KITTY_WINDOW_ID", "WT_SESSION")
+
+
+def display_mode(args: argparse.Namespace, lists: bool = False) -> str:
+    """How progress is shown; ``lists``: lines go to stdout meanwhile, which on a terminal show enough."""
+    if args.quiet or (lists and args.progress == "auto" and os.isatty(1)):
+        return "none"
+    return str(args.progress)
+
+
 class Console:
     """Tells the user on stderr what happens: the only place of a run that prints."""
 
@@ -138,7 +156,9 @@ class Console:
         """``mode`` is as for Progress; ``label`` says what is being done."""
         self.quiet = quiet
         self._program = program
-        self._progress = Progress(sys.stderr, mode=mode, label=label)
+        self._label = label
+        reflows = any(name in os.environ for name in _REFLOWING)
+        self._progress = Progress(sys.stderr, mode=mode, label=label, reflows=reflows)
         self._moved = 0
 
     def say(self, line: str) -> None:
@@ -163,8 +183,22 @@ class Console:
         """A special file that --skip-special leaves out."""
         self.warning("%s is left out: it is a %s" % (quote(path), kind))
 
+    def clear(self) -> None:
+        """Take the progress line away, for what is written to the same terminal now."""
+        self._progress.clear()
+
+    def phase(self, label: str) -> None:
+        """What is being done from now on."""
+        self._progress.label = label
+
+    def plan(self, pool: AnyPool, found: Callable[[], int]) -> None:
+        """Show how many entries have been found, until ``follow``."""
+        self._progress.start("planning")
+        pool.on_tick = lambda: self._progress.found(found())
+
     def follow(self, pool: AnyPool, counts: Callable[[], Any]) -> None:
         """Show how far the run is; ``counts()`` gives total bytes, files done, total files."""
+        self._progress.start(self._label)
 
         def tick() -> None:
             total, done, files = counts()

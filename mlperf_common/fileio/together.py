@@ -115,6 +115,17 @@ def _check_meeting(meeting: str, sources: Sequence[str]) -> str:
     return ""
 
 
+def _look_at_ranks(pool: AnyPool, comm: Any) -> None:
+    """Look at the other ranks whenever the pool looks at the clock, before whatever else is done then."""
+    show = pool.on_tick
+
+    def tick() -> None:
+        comm.check()
+        show()
+
+    pool.on_tick = tick
+
+
 @contextmanager
 def _crew(comm: Any, directory: str, prefix: str) -> Iterator[Crew]:
     """All ranks as one crew, with a directory of theirs below ``directory``."""
@@ -146,7 +157,7 @@ def list_files(
     from mlperf_common.fileio.claims import Publisher
     from mlperf_common.fileio.walksharing import shared_walk
 
-    pool.on_tick = comm.check
+    _look_at_ranks(pool, comm)
     with _crew(comm, meeting, ".fastmd5-job-") as crew:
         publisher = Publisher(crew.place) if comm.rank == 0 else None
         with shared_walk(crew, pool, roots) as lister:
@@ -173,7 +184,7 @@ def compare(
     from mlperf_common.fileio import comparing, pairsharing
     from mlperf_common.fileio.walksharing import shared_walk
 
-    pool.on_tick = comm.check
+    _look_at_ranks(pool, comm)
     with _crew(comm, meeting, ".fastmd5-job-") as crew:
         lead = pairsharing.Lead(crew, pool, roots, comm.gather) if comm.rank == 0 else None
         with shared_walk(crew, pool, roots) as lister:
@@ -208,7 +219,7 @@ class Outcome(NamedTuple):
 
 def copy(job: Copy, comm: Any) -> Outcome:
     """Take part in a copy. Raises CopyArgumentError (rank 0), RankFailed, OSError, Interrupted, AllWorkersDied."""
-    job.pool.on_tick = comm.check
+    _look_at_ranks(job.pool, comm)
     return _copy_on_nodes(job, comm) if job.args.distributed == NODE else _copy_as_one(job, comm)
 
 

@@ -56,7 +56,6 @@ def copy(
     keeper = Keeper(plan, roots, options, summary, events, crew is not None)
     pool.on_tick = keeper.ticking(pool.on_tick)
     lead = _lead(crew, plan, pool, options, summary, events)
-
     try:
         _check_base(plan, roots)
         _warn_of_space(plan, roots, events)
@@ -64,6 +63,7 @@ def copy(
         if not summary.stopped:
             keeper.begin()
         _copy_files(sort_out(plan, directories.is_broken), pool, files, lead)
+        events.phase("finishing")
         _name_twins(plan, pool, roots, options, files, directories)
         if crew is None or crew.checks_sources:
             directories.check_sources()

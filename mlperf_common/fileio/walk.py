@@ -130,6 +130,10 @@ class Listing(NamedTuple):
     allocated: int = 0
     shared: int = 0
 
+    def entries(self) -> int:
+        """How many files, directories and links."""
+        return len(self.stats) // (8 * FIELDS) + len(self.directories) + len(self.links)
+
 
 class DestinationListing(NamedTuple):
     """What a destination directory holds: for each name its kind (d, f, l, o) and inode; errno if unlistable.
