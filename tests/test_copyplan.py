@@ -22,6 +22,7 @@ import support
 from support import Dir, Fifo, Link, TestCase, needs, needs_nobody
 
 from mlperf_common.fileio import copyplan
+from mlperf_common.fileio.choosing import NotBelow
 from mlperf_common.fileio.copyplan import (
     CopyArgumentError,
     CopyIntoItself,
@@ -267,8 +268,8 @@ class Refusals(PlanTestCase):
         def below(rule: Any) -> List[Any]:
             return [rule, *(inner for sub in rule.__subclasses__() for inner in below(sub))]
 
-        # A manifest is no part of the plan: test_proof.py has its refusals.
-        rules = set(below(CopyArgumentError)) - {CopyArgumentError, ManifestInTheWay} | {UnreadableEntries}
+        # A manifest and a list are no part of a plan of operands: test_proof.py and test_choosing.py have their refusals.
+        rules = set(below(CopyArgumentError)) - {CopyArgumentError, ManifestInTheWay, NotBelow} | {UnreadableEntries}
         self.assertEqual(rules, {row[4] for row in BY_OPERANDS + BY_WALK})
 
     def test_operands_alone_are_validated_without_a_walk(self) -> None:

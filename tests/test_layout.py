@@ -21,7 +21,7 @@ from support import ROOT
 FLOORS = {
     "tools": ("fastcp", "fastmd5", "dropcache"),
     "modes": ("md5check", "md5compare"),
-    "session": ("session", "joining", "together"),
+    "session": ("session", "joining", "together", "outcome"),
     "command": ("command",),
     "engine": (
         *("transfer", "checksum", "hashplan", "hashtasks", "checking", "comparing", "pairtasks"),
@@ -31,7 +31,7 @@ FLOORS = {
         *("walksharing", "hashsharing", "pairsharing"),
         *("copyfile", "facts", "metadata", "listing", "workers"),
     ),
-    "plan": ("copyplan", "landing", "refusals", "traces", "twins", "walk"),
+    "plan": ("copyplan", "choosing", "landing", "refusals", "traces", "twins", "walk"),
     "leaves": ("direct_io", "manifest", "pacing", "progress", "report", "stopping", "stripes", "words"),
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names}

@@ -90,24 +90,25 @@ def is_complete(plan: CopyPlan, recorder: Recorder) -> bool:
     return len(recorder.chunks) == len(plan.files) + len(plan.links) + plan.unchanged
 
 
-def check_place(path: str, plan: CopyPlan, force: bool) -> None:
-    """Refuse a manifest that would be a source, or what the copy makes, or that exists. Raises ManifestInTheWay."""
+def check_place(path: str, plan: CopyPlan, force: bool, what: str = "manifest") -> None:
+    """Refuse a manifest, or another file of a name that the user gives, that would be a source, or what the copy makes,
+    or that exists. Raises ManifestInTheWay."""
     shown = quote(path)
     parent, name = os.path.split(path)
     if not name or os.path.isdir(path):
-        raise ManifestInTheWay(["cannot write the manifest to %s: it is a directory" % shown])
+        raise ManifestInTheWay(["cannot write the %s to %s: it is a directory" % (what, shown)])
     if _is_planned(os.path.join(os.path.realpath(parent or "."), name), plan):
-        raise ManifestInTheWay(["cannot write the manifest to %s: the copy writes there" % shown])
+        raise ManifestInTheWay(["cannot write the %s to %s: the copy writes there" % (what, shown)])
     try:
         st = os.lstat(path)
     except FileNotFoundError:
         return
     if not stat.S_ISREG(st.st_mode):
-        raise ManifestInTheWay(["cannot overwrite %s with the manifest: not a regular file" % shown])
+        raise ManifestInTheWay(["cannot overwrite %s with the %s: not a regular file" % (shown, what)])
     if _is_source(st, plan):
-        raise ManifestInTheWay(["cannot overwrite source %s with the manifest" % shown])
+        raise ManifestInTheWay(["cannot overwrite source %s with the %s" % (shown, what)])
     if not force:
-        raise ManifestInTheWay(["cannot create the manifest %s: File exists (-f replaces it)" % shown])
+        raise ManifestInTheWay(["cannot create the %s %s: File exists (-f replaces it)" % (what, shown)])
 
 
 def _is_planned(target: str, plan: CopyPlan) -> bool:

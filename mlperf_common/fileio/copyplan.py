@@ -17,6 +17,7 @@ import os
 import stat
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from mlperf_common.fileio.choosing import Choice, NotBelow
 from mlperf_common.fileio.landing import Base, DestinationCheck, LooseFile, Wishes
 from mlperf_common.fileio.refusals import (
     INTO_ITSELF,
@@ -191,7 +192,8 @@ class CopyPlan(NamedTuple):
     special files left out as (path, kind); ``links``, the symbolic links copied as such, as (absolute source,
     absolute destination); ``families``, names of one file that become names of one file (``twins``);
     ``unchanged``, how many files -u leaves as they are, ``standing``, which; ``mounts``, directories on which
-    another filesystem is mounted; ``top``, where DEST is below the base; ``traces``, what other runs have left there.
+    another filesystem is mounted; ``top``, where DEST is below the base; ``traces``, what other runs have left there;
+    ``missing``, what a list names and is not there, as (source as given, absolute destination).
     """
 
     files: Sequence[Tuple[str, str, int]]
@@ -207,6 +209,7 @@ class CopyPlan(NamedTuple):
     mounts: Sequence[str] = ()
     top: Landing = ()
     traces: Traces = Traces()
+    missing: Sequence[Tuple[str, str]] = ()
 
     def size(self) -> int:
         """The bytes of all its files, those with several names once."""
@@ -566,6 +569,7 @@ def plan_copy_operations(
     checksum: bool = False,
     keep_links: bool = False,
     ignore_times: bool = False,
+    choice: Optional[Choice] = None,
 ) -> CopyPlan:
     """Plan the copy that ``cp -rL SOURCES DESTINATION`` would make, or refuse it whole. Reads only.
 
@@ -573,12 +577,15 @@ def plan_copy_operations(
     devices are left out and listed in ``skipped``. ``follow``: which links are taken for what they lead to, as cp's
     -L, -H and -P. ``one_file_system``: as cp's -x. ``update``: of the existing files those that are older are
     replaced; with ``checksum`` those that differ. ``keep_links``: names of one file stay so. ``ignore_times``:
-    modification times are not trusted. Raises CopyArgumentError's subclasses; UnreadableEntries.
+    modification times are not trusted.
+    ``choice``: what is wanted of the trees. Raises CopyArgumentError's subclasses; UnreadableEntries.
     """
     followed = follow != FOLLOW_NONE
     base, operands = _resolve(sources, destination, recursive, into_directory, no_target_directory, followed)
     look = Look(follow == FOLLOW_ALL, None, ignore_times, keep_links)
-    rules = _Rules(look, one_file_system, skip_special, Wishes(force, update, checksum))
+    if choice is not None and choice.lists and not all(operand.is_tree() for operand in operands):
+        raise NotBelow(["a list of names needs a directory, not %s" % quote(operands[0].shown)])
+    rules = _Rules(look, one_file_system, skip_special, Wishes(force, update, checksum), choice)
     with _lister(list_directories) as lister:
         plan = _plan(base, operands, rules, lister)
     return plan._replace(top=_top(plan, destination))
@@ -589,6 +596,7 @@ class _Rules(NamedTuple):
     one_file_system: bool
     skip_special: bool
     wishes: Wishes
+    choice: Optional[Choice] = None
 
 
 def _plan(base: Base, operands: Sequence[Operand], rules: _Rules, lister: ListDirectories) -> CopyPlan:
@@ -599,6 +607,9 @@ def _plan(base: Base, operands: Sequence[Operand], rules: _Rules, lister: ListDi
 
     trees = [_tree(operand, rules.look, rules.one_file_system) for operand in checked if operand.is_tree()]
     loose = [_loose(operand) for operand in checked if not operand.is_tree()]
+    if rules.choice is not None:
+        for tree in trees:
+            tree.choice = rules.choice.of
     problems = walk(trees, lister)
     _check_nesting(base, checked, trees, refusals)
     refusals.raise_first()
@@ -616,7 +627,17 @@ def _plan(base: Base, operands: Sequence[Operand], rules: _Rules, lister: ListDi
         unchanged=check.count(),
         mounts=problems.mounts,
         traces=check.traces,
+        missing=_missing(base, trees, rules.choice),
     )
+
+
+def _missing(base: Base, trees: Sequence[Tree], choice: Optional[Choice]) -> List[Tuple[str, str]]:
+    if choice is None or not trees:
+        return []
+    tree = trees[0]  # a list is of one tree
+    return [
+        (os.path.join(tree.shown, name), os.path.join(base.path, *tree.components, name)) for name in choice.missing
+    ]
 
 
 def _check_writable(base: Base, operands: Sequence[Operand], refusals: Refusals) -> None:

@@ -21,9 +21,11 @@ TYPE_CHECKING = False  # a name that type checkers know; importing typing would 
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+    from mlperf_common.fileio.choosing import Choice
     from mlperf_common.fileio.copyplan import CopyPlan
     from mlperf_common.fileio.facts import Options
     from mlperf_common.fileio.listing import AnyPool, Roots
+    from mlperf_common.fileio.outcome import Outcome
     from mlperf_common.fileio.recording import Recorder
 
 PROGRAM = "fastcp"
@@ -96,6 +98,15 @@ def _add_way_options(add: Any) -> None:
     )
     add("--checksum", action="store_true", help="with -u: compare the bytes of files of one size, whatever their times")
     add("-x", "--one-file-system", action="store_true", help="do not enter directories on which another is mounted")
+    add(
+        "--exclude",
+        metavar="GLOB",
+        action="append",
+        type=_exclusion,
+        help="leave out what matches, as rsync does; may be given more than once",
+    )
+    add("--files-from", metavar="FILE", action=command.Once, help="copy only what FILE (-: stdin) names, below SOURCE")
+    add("-0", "--null", action="store_true", help="with --files-from: names end with NUL, not with newlines")
     add("--ignore-times", action="store_true", help="see by size and inode alone whether a source changes")
     _add_choice(add, "direct", ("auto", "always", "never"), DIRECT_HELP)
     _add_choice(add, "sparse", ("auto", "never"), "auto: holes stay holes (default); never: they are filled")
@@ -107,6 +118,8 @@ def _add_way_options(add: Any) -> None:
         action=command.Once,
         help="write the checksums of all that is copied to FILE, as fastmd5 --all would; -C DEST -c FILE checks them",
     )
+    add("--failed-list", metavar="FILE", action=command.Once, help="write the names of what failed to FILE, NUL-ended")
+    add("--json", action="store_true", help="print one object on stdout at the end: counts, errors, options")
     add("--fsync", action="store_true", help="write files and directories to the storage before the end")
 
 
@@ -130,6 +143,12 @@ def _add_metadata_options(add: Any) -> None:
     ):
         names = ["-" + letter] + ([name] if name else [])
         add(*names, action="store_const", const=follow, dest="follow", default="all", help=words)
+
+
+def _exclusion(text: str) -> str:
+    if not text.strip("/"):
+        raise argparse.ArgumentTypeError("an empty pattern")
+    return text
 
 
 def _add_choice(add: Any, name: str, choices: Sequence[str], words: str) -> None:
@@ -191,15 +210,29 @@ def _body(argv: Sequence[str]) -> int:
         joining.settle_meeting(args, destination)
     session.settle_workers(PROGRAM, args)
     _settle_buffer(args)
+    console = _Console(args)
+    if not args.json and args.failed_list is None:
+        return _start(args, sources, destination, console)
+    from mlperf_common.fileio import outcome
+
+    console.outcome = outcome.Outcome()
+    if args.distributed is not None:
+        console.outcome.leads = joining.is_first()
+    return outcome.run(
+        PROGRAM, args, sources, console.outcome, lambda: _start(args, sources, destination, console)
+    )
+
+
+def _start(args: Any, sources: Sequence[str], destination: str, console: _Console) -> int:
     from mlperf_common.fileio import copytasks
 
     with session.open_pool(PROGRAM, args, copytasks.FUNCTIONS, sources) as pool:
         if args.distributed is None:
-            return _run(args, sources, destination, pool)
+            return _run(args, sources, destination, pool, console)
         from mlperf_common.fileio import together
 
         return together.run(
-            PROGRAM, args, "DEST", sources, lambda comm: _run_as_rank(args, sources, destination, pool, comm)
+            PROGRAM, args, "DEST", sources, lambda comm: _run_as_rank(args, sources, destination, pool, comm, console)
         )
 
 
@@ -215,8 +248,23 @@ def _refuse_conflicts(parser: command.Parser, args: Any) -> None:
         if args.reflink == "always" and getattr(args, name):
             parser.error("cannot combine --reflink=always and --%s" % name)
     joining.refuse_conflicts(parser, args, ("manifest",))
+    _refuse_choices(parser, args)
     if args.target_directory is not None and args.no_target_directory:
         parser.error("cannot combine --target-directory (-t) and --no-target-directory (-T)")
+
+
+def _refuse_choices(parser: command.Parser, args: Any) -> None:
+    if args.null and args.files_from is None:
+        parser.error("--null (-0) needs --files-from")
+    if args.files_from is not None and not args.recursive:
+        parser.error("--files-from needs --recursive (-r)")
+    if args.files_from == "-" and args.distributed == joining.NODE:
+        parser.error("cannot combine --files-from=- and --distributed=node: each node reads the names")
+    if args.json and args.dry_run:
+        parser.error("cannot combine --json and --dry-run (-N)")
+    for name in ("files_from", "failed_list"):
+        if getattr(args, name) is not None and len(args.operands) - (args.target_directory is None) > 1:
+            parser.error("--%s needs one SOURCE" % name.replace("_", "-"))
 
 
 def _operands(parser: command.Parser, args: Any) -> Tuple[List[str], str]:
@@ -247,13 +295,12 @@ def _settle_buffer(args: Any) -> None:
     args.buffer_size = rounded
 
 
-def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> int:
+def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool, console: _Console) -> int:
     from mlperf_common.fileio import transfer
     from mlperf_common.fileio.listing import PoolLister, Roots
     from mlperf_common.fileio.recording import Recorder
 
     started = time.monotonic()
-    console = _Console(args)
     roots = Roots(pool)
     with console.watch(roots, "what is there so far is whole"):
         lister = PoolLister(pool, roots)
@@ -269,6 +316,7 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
             _print_plan(plan)
             return 0
         summary = Summary()
+        console.note(plan, summary)
         size, files = plan.size(), len(plan.files)
         console.follow(pool, lambda: (size, summary.files, files))
         options = _options(args)
@@ -280,13 +328,14 @@ def _run(args: Any, sources: Sequence[str], destination: str, pool: AnyPool) -> 
     return 0 if summary.is_complete() else 1
 
 
-def _run_as_rank(args: Any, sources: Sequence[str], destination: str, pool: AnyPool, comm: Any) -> int:
+def _run_as_rank(
+    args: Any, sources: Sequence[str], destination: str, pool: AnyPool, comm: Any, console: _Console
+) -> int:
     """The same as one of several ranks: rank 0 says how it went."""
     from mlperf_common.fileio import together
     from mlperf_common.fileio.listing import Roots
 
     started = time.monotonic()
-    console = _Console(args)
     roots = Roots(pool)
     if comm.rank == 0:
         console.follow(pool, lambda: (None, None, None))  # what the others have done is not known before the end
@@ -295,6 +344,7 @@ def _run_as_rank(args: Any, sources: Sequence[str], destination: str, pool: AnyP
 
         def tell(plan: CopyPlan) -> bool:
             console.tell(plan)
+            console.note(plan, None)
             if args.dry_run:
                 console.clear()
                 _print_plan(plan)
@@ -311,6 +361,7 @@ def _run_as_rank(args: Any, sources: Sequence[str], destination: str, pool: AnyP
         )
         outcome = together.copy(job, comm)
     if comm.rank == 0 and outcome.summary is not None:
+        console.note(None, outcome.summary)
         console.conclude(outcome.summary, time.monotonic() - started)
     return 0 if outcome.complete else 1
 
@@ -333,7 +384,24 @@ def _plan(args: Any, sources: Sequence[str], destination: str, list_directories:
         checksum=args.checksum,
         keep_links=bool(args.kept.get("links")),
         ignore_times=args.ignore_times,
+        choice=_choice(args),
     )
+
+
+def _choice(args: Any) -> Optional[Choice]:
+    """What is wanted of the source, where it is not everything. Raises OSError, NotBelow."""
+    if args.exclude is None and args.files_from is None:
+        return None
+    from mlperf_common.fileio import choosing
+
+    names = None
+    if args.files_from is not None:
+        # Descriptor 0 and not sys.stdin, which is None where that was closed.
+        stdin = args.files_from == "-"
+        with open(0 if stdin else args.files_from, "rb", closefd=not stdin) as stream:
+            found = choosing.read_names(stream, b"\0" if args.null else b"\n")
+        names = choosing.tree_of(found, args.files_from)
+    return choosing.Choice([choosing.Exclusion(pattern) for pattern in args.exclude or ()], names)
 
 
 def _options(args: Any) -> Options:
@@ -396,9 +464,11 @@ def _print_plan(plan: CopyPlan) -> None:
 
 
 class _Console(session.Console, Events):
-    """The lines of a copy."""
+    """The lines of a copy. ``outcome`` collects what is told at the end, if that is wanted."""
 
     def __init__(self, args: Any) -> None:
+        self.outcome: Optional[Outcome] = None
+        self._args = args
         super().__init__(PROGRAM, args.quiet, session.display_mode(args), "copying")
         self.verbose = args.verbose
 
@@ -407,6 +477,22 @@ class _Console(session.Console, Events):
 
     def linked(self, source: str, destination: str) -> None:
         self.copied(source, destination)
+
+    def note(self, plan: Optional[CopyPlan], summary: Optional[Summary]) -> None:
+        """Keep a plan, a summary, for the outcome. Raises ManifestInTheWay: the list of failures cannot go there."""
+        if self.outcome is None:
+            return
+        if plan is not None and self._args.failed_list is not None:
+            from mlperf_common.fileio import copymanifest
+
+            copymanifest.check_place(self._args.failed_list, plan, self._args.force, "list of failures")
+        self.outcome.plan = plan or self.outcome.plan
+        self.outcome.summary = summary or self.outcome.summary
+
+    def problem(self, line: str) -> None:
+        super().problem(line)
+        if self.outcome is not None:
+            self.outcome.lines.append(line)
 
     def tell(self, plan: CopyPlan) -> None:
         """What the plan leaves out, or meets on its way."""
@@ -422,6 +508,8 @@ class _Console(session.Console, Events):
                 self.say("note: %s: %s" % (quote(plan.base.path), note))
 
     def failed(self, source: str, destination: str, reason: str) -> None:
+        if self.outcome is not None:
+            self.outcome.failures.append((source, reason))
         self.say("cannot copy %s to %s: %s" % (quote(source), quote(destination), reason))
 
     def conclude(self, summary: Summary, seconds: float) -> None:

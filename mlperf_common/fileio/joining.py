@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 JOB, NODE = "job", "node"
 
 
+def is_first() -> bool:
+    """Whether this is rank 0, or there is no telling."""
+    from mlperf_common.distributed.launch import LaunchError, detect
+
+    try:
+        return detect(os.environ).rank == 0
+    except LaunchError:
+        return True
+
+
 def add_options(parser: command.Parser, modes: Sequence[str], meeting_help: str) -> None:
     """--distributed and what goes with it."""
     add = parser.add_argument

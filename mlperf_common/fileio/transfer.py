@@ -50,7 +50,7 @@ def copy(
     Raises Interrupted when a signal came, after the workers have stopped and cleaned up.
     """
     summary = summary or Summary()
-    _note_plan(summary, plan, options)
+    _note_plan(summary, plan, options, events)
     directories = Directories(plan, pool, roots, options, summary, events)
     files = FileWork(plan, roots, options, summary, events, recorder or Recorder(False))
     keeper = Keeper(plan, roots, options, summary, events, crew is not None)
@@ -82,7 +82,7 @@ def copy(
     finally:
         files.close()
         keeper.end()
-    summary.not_tried = max(0, len(plan.files) + len(plan.links) - summary.tried())
+    summary.not_tried = max(0, len(plan.files) + len(plan.links) + len(plan.missing) - summary.tried())
     return summary
 
 
@@ -95,11 +95,14 @@ def _give_up(directories: Directories, files: FileWork, keeper: Keeper, lead: Op
     directories.finish(files.learn, alone=True)
 
 
-def _note_plan(summary: Summary, plan: CopyPlan, options: Options) -> None:
+def _note_plan(summary: Summary, plan: CopyPlan, options: Options, events: Events) -> None:
     """What is known before anything is copied."""
     summary.unchanged = plan.unchanged
     summary.split = 0 if options.kept.links else plan.shared()
     summary.never_direct = options.direct == NEVER
+    for source, destination in plan.missing:
+        summary.failed += 1
+        events.failed(source, destination, os.strerror(errno.ENOENT))
 
 
 def _copy_files(work: Work, pool: AnyPool, files: FileWork, lead: Optional[Lead]) -> None:

@@ -429,13 +429,15 @@ class FileEntry(NamedTuple):
 class Tree:
     """A source operand that is a directory, and where its contents land: ``components`` below the plan's base."""
 
-    __slots__ = ("source", "shown", "components", "look", "root")
+    __slots__ = ("source", "shown", "components", "look", "root", "choice")
 
     def __init__(self, source: str, shown: str, components: Tuple[str, ...], look: Look = FOLLOW) -> None:
         self.source = source  # absolute, never normalised
         self.shown = shown  # as the user gave it
         self.components = components
         self.look = look
+        # Of a directory's listing what is wanted, by its components; None: everything.
+        self.choice: Optional[Callable[[Sequence[str], Listing], Listing]] = None
         self.root = Directory(self, None, "", False)
 
 
@@ -593,6 +595,8 @@ def _take(directory: Directory, listing: Listing, problems: TreeProblems, follow
     if listing.identity and directory.followed and _is_cycle(directory, listing.identity):
         problems.unreadable.append((directory.shown(), "cyclic symbolic link: it leads to a directory above itself"))
         return
+    if directory.tree.choice is not None:
+        listing = directory.tree.choice(directory.components(), listing)
     problems.unreadable.extend((directory.shown(name), reason) for name, reason in listing.problems)
     problems.specials.extend((directory.shown(name), kind) for name, kind in listing.specials)
     if listing.identity is None:
