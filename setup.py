@@ -24,5 +24,12 @@ setup(
     packages=find_packages(include=["mlperf_common", "mlperf_common.*"]),
     # direct_io.py lay beside the scripts in older installations: installing it here overwrites a stale copy.
     scripts=["client/fastcp", "client/fastmd5", "client/dropcache", "client/direct_io.py"],
+    data_files=[
+        ("share/man/man1", ["client/man/fastcp.1", "client/man/fastmd5.1", "client/man/dropcache.1"]),
+        (
+            "share/bash-completion/completions",
+            ["client/completion/fastcp", "client/completion/fastmd5", "client/completion/dropcache"],
+        ),
+    ],
     python_requires=">=3.8",
 )

@@ -268,7 +268,7 @@ class Refusals(PlanTestCase):
         def below(rule: Any) -> List[Any]:
             return [rule, *(inner for sub in rule.__subclasses__() for inner in below(sub))]
 
-        # A manifest and a list are no part of a plan of operands: test_proof.py and test_choosing.py have their refusals.
+        # Refusals of a manifest are in test_proof.py, those of a list in test_choosing.py.
         rules = set(below(CopyArgumentError)) - {CopyArgumentError, ManifestInTheWay, NotBelow} | {UnreadableEntries}
         self.assertEqual(rules, {row[4] for row in BY_OPERANDS + BY_WALK})
 

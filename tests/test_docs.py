@@ -12,6 +12,7 @@ import re
 import sys
 from typing import List, Tuple
 
+import manuals
 import support
 from support import ROOT, Link, TestCase, run_tool
 
@@ -86,13 +87,12 @@ class Readme(TestCase):
         for tool in support.TOOLS:
             with self.subTest(tool):
                 table = rows(section(tool, "###").split("\n## ")[0])
-                told = set(re.findall(r"(?<![\w-])(--?[a-zA-Z][\w-]*)", " ".join(row[0] for row in table)))
+                told = set(re.findall(r"(?<![\w-])(--?[a-zA-Z0-9][\w-]*)", " ".join(row[0] for row in table)))
+                parser = manuals.parser_of(tool)
+                self.assertEqual(told, set(parser._option_string_actions))
                 usage = run_tool(tool, "--help", expect=0).stdout
-                listed = set()
-                for line in usage.splitlines():
-                    if re.match(r"  -", line):
-                        listed |= set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", re.split(r"  +", line.strip())[0]))
-                self.assertEqual(told, listed)
+                for action in parser._actions:
+                    self.assertRegex(usage, r"(?m)^  .*%s\b" % re.escape(action.option_strings[0]))
 
     def test_the_tables_next_to_cp(self) -> None:
         made, refused = (rows(part) for part in section("Next to `cp`").split("| refused |"))

@@ -449,6 +449,11 @@ class Installed(Jobs):
         )
         support.remove_tree(source)
 
+    def test_the_manuals_are_there(self) -> None:
+        for tool in support.TOOLS:
+            for name in (f"share/man/man1/{tool}.1", f"share/bash-completion/completions/{tool}"):
+                self.assertTrue(os.path.isfile(self.venv(name)), name)
+
     @classmethod
     def copy_source(cls) -> str:
         """What setup.py needs, in a directory where it may leave its build."""

@@ -59,6 +59,12 @@ class Parser(argparse.ArgumentParser):
         _write_stderr(f"Try '{self.prog} --help' for more information.\n")
         raise SystemExit(2)
 
+    def format_help(self) -> str:
+        """Without empty lines between the groups, so that it fits a screen."""
+        text = super().format_help().replace("\noptional arguments:\n", "\noptions:\n")  # as before Python 3.10
+        head, *groups = text.split("\n\noptions:\n")
+        return "\noptions:\n".join([head, *(group.replace("\n\n", "\n") for group in groups)])
+
     def print_help(self, file: Any = None) -> None:
         """The help goes through ``stdout()``, so that a full disk is noticed: argparse itself ignores it."""
         if file is None:
@@ -88,7 +94,17 @@ class _Version(argparse.Action):
 def _help_formatter(prog: str) -> argparse.HelpFormatter:
     # A width of its own: without one argparse imports shutil (and so bz2 and lzma, 6 ms) at each start, not
     # only for --help.
-    return argparse.HelpFormatter(prog, width=80, max_help_position=30)
+    return _Formatter(prog, width=80, max_help_position=30)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """An option takes one line: short names, the first long one, and its value once."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shorts = [name for name in action.option_strings if not name.startswith("--")]
+        names = shorts + [name for name in action.option_strings if name.startswith("--")][:1]
+        value = "" if action.nargs == 0 else f"[={action.metavar}]" if action.nargs == "?" else f" {action.metavar}"
+        return ", ".join(names) + value
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:

@@ -8,6 +8,7 @@ stdout carries only what was asked for (--dry-run's plan); all else goes to stde
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import time
 
@@ -32,117 +33,83 @@ PROGRAM = "fastcp"
 
 ATTRIBUTES = ("mode", "ownership", "timestamps", "links", "xattr")  # what --preserve may name
 
-DIRECT_HELP = """auto: large files move with O_DIRECT where it can be had (default); always: every file, or it fails;
-never: through the page cache"""
-REFLINK_HELP = """auto: copies share the blocks of their sources where the filesystem can (default); always: or they
-fail; never: bytes are copied"""
-
 USAGE = """fastcp [OPTION]... SOURCE DEST
        fastcp [OPTION]... SOURCE... DIRECTORY
        fastcp [OPTION]... -t DIRECTORY SOURCE..."""
 
-DESCRIPTION = "Copy files and trees as cp -rL does, many at once; exit status 0 means complete and identical."
+DESCRIPTION = "Copy files and trees as cp -rL, many at once; status 0: complete and identical."
 
 
 def make_parser() -> command.Parser:
-    """The options of fastcp."""
+    """The options of fastcp. Each phrase fits its line; README.md and the man page say more."""
     parser = command.Parser(PROGRAM, version=__version__, usage=USAGE, description=DESCRIPTION)
-    add = parser.add_argument
-    add("-r", "-R", "--recursive", action="store_true", help="copy directories and all that is below them")
-    add(
-        "-f",
-        "--force",
-        action="store_true",
-        help="replace destination files that exist; without it, if one does, nothing is copied",
-    )
-    add(
-        "-t",
-        "--target-directory",
-        metavar="DIRECTORY",
-        action=command.Once,
-        help="copy all SOURCEs into DIRECTORY",
-    )
-    add(
-        "-T",
-        "--no-target-directory",
-        action="store_true",
-        help="DEST is the name of the copy, not a directory to put it into",
-    )
-    session.add_pool_options(
-        parser,
-        "bytes that a worker moves at a time, K, M or G may follow; rounded up to a multiple of 2M (default: 8M)",
-        command.buffer_size,
-    )
-    add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices instead of refusing them")
-    _add_metadata_options(add)
-    _add_way_options(add)
-    joining.add_options(
-        parser,
-        (joining.JOB, joining.NODE),
-        "with --distributed: the directory in which the ranks meet (default: beside DEST, or in it)",
-    )
-    add("-N", "--dry-run", action="store_true", help="print what would be copied where; write nothing")
-    add("-v", "--verbose", action="store_true", help="name each file when it has been copied")
-    add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
+    _add_selection(parser.add_argument_group("what is copied").add_argument)
+    add = parser.add_argument_group("what exists already").add_argument
+    add("-f", "--force", action="store_true", help="replace files that exist")
+    add("-u", "--update", action="store_true", help="leave files of the same size, not older")
+    add("--checksum", action="store_true", help="with -u: compare bytes, whatever the times")
+    _add_metadata_options(parser.add_argument_group("what is kept").add_argument)
+    _add_way_options(parser.add_argument_group("how bytes move"))
+    add = parser.add_argument_group("proof").add_argument
+    add("--verify", action="store_true", help="read back every file before it gets its name")
+    add("--manifest", metavar="FILE", action=command.Once, help="write checksums to FILE, as fastmd5 --all would")
+    add("--fsync", action="store_true", help="write all to the storage before the end")
+    nodes = parser.add_argument_group("several nodes")
+    joining.add_options(nodes, (joining.JOB, joining.NODE), "where ranks meet (default: beside DEST or in it)")
+    _add_output_options(parser.add_argument_group("what is said"))
     return parser
 
 
-def _add_way_options(add: Any) -> None:
-    """What is copied of what exists, and how bytes move."""
-    add(
-        "-u",
-        "--update",
-        action="store_true",
-        help="of the destination files that exist, leave those of the same size that are not older, and replace those "
-        "that are older",
-    )
-    add("--checksum", action="store_true", help="with -u: compare the bytes of files of one size, whatever their times")
-    add("-x", "--one-file-system", action="store_true", help="do not enter directories on which another is mounted")
-    add(
-        "--exclude",
-        metavar="GLOB",
-        action="append",
-        type=_exclusion,
-        help="leave out what matches, as rsync does; may be given more than once",
-    )
-    add("--files-from", metavar="FILE", action=command.Once, help="copy only what FILE (-: stdin) names, below SOURCE")
-    add("-0", "--null", action="store_true", help="with --files-from: names end with NUL, not with newlines")
-    add("--ignore-times", action="store_true", help="see by size and inode alone whether a source changes")
-    _add_choice(add, "direct", ("auto", "always", "never"), DIRECT_HELP)
-    _add_choice(add, "sparse", ("auto", "never"), "auto: holes stay holes (default); never: they are filled")
-    _add_choice(add, "reflink", ("auto", "always", "never"), REFLINK_HELP)
-    add("--verify", action="store_true", help="read every file back from the storage before it gets its name")
-    add(
-        "--manifest",
-        metavar="FILE",
-        action=command.Once,
-        help="write the checksums of all that is copied to FILE, as fastmd5 --all would; -C DEST -c FILE checks them",
-    )
-    add("--failed-list", metavar="FILE", action=command.Once, help="write the names of what failed to FILE, NUL-ended")
-    add("--json", action="store_true", help="print one object on stdout at the end: counts, errors, options")
-    add("--fsync", action="store_true", help="write files and directories to the storage before the end")
+def _add_selection(add: Any) -> None:
+    add("-r", "-R", "--recursive", action="store_true", help="directories and all that is below them")
+    add("-t", "--target-directory", metavar="DIR", action=command.Once, help="copy all SOURCEs into DIR")
+    add("-T", "--no-target-directory", action="store_true", help="DEST is the copy's name, even if it exists")
+    for letter, name, follow, words in (
+        ("P", "--no-dereference", "none", "copy symbolic links as links"),
+        ("L", "--dereference", "all", "follow symbolic links (default)"),
+        ("H", None, "operands", "follow only links that are operands"),
+    ):
+        names = ["-" + letter] + ([name] if name else [])
+        add(*names, action="store_const", const=follow, dest="follow", default="all", help=words)
+    add("-x", "--one-file-system", action="store_true", help="stay out of what is mounted below")
+    add("--exclude", metavar="GLOB", action="append", type=_exclusion, help="leave out what matches, by rsync's rules")
+    add("--files-from", metavar="FILE", action=command.Once, help="only what FILE (-: stdin) names below SOURCE")
+    add("-0", "--null", action="store_true", help="names in that FILE end with NUL")
+    add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices")
+
+
+def _add_way_options(group: Any) -> None:
+    session.add_pool_options(group, "bytes at a time of each (default: 8M)", command.buffer_size)
+    add = group.add_argument
+    _add_choice(add, "direct", ("auto", "always", "never"), "O_DIRECT: auto (default), always, never")
+    _add_choice(add, "sparse", ("auto", "never"), "holes stay: auto (default); are filled: never")
+    _add_choice(add, "reflink", ("auto", "always", "never"), "share blocks: auto (default), always, never")
+    add("--ignore-times", action="store_true", help="see by size and inode if a source changes")
+
+
+def _add_output_options(group: Any) -> None:
+    add = group.add_argument
+    add("-N", "--dry-run", action="store_true", help="print what would be copied; write nothing")
+    add("-v", "--verbose", action="store_true", help="name each file when it has been copied")
+    add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
+    session.add_progress_option(group)
+    add("--json", action="store_true", help="print one object at the end: counts, errors")
+    add("--failed-list", metavar="FILE", action=command.Once, help="write the names of what failed, NUL-ended")
 
 
 def _add_metadata_options(add: Any) -> None:
-    words = "the same as -r -P --preserve=all"
+    words = "same as -r -P --preserve=all"
     add("-a", "--archive", nargs=0, action=_Archive, dest="kept", default={}, help=words)
-    add("-p", nargs=0, action=_Preserve, dest="kept", help="the same as --preserve=mode,ownership,timestamps")
+    add("-p", nargs=0, action=_Preserve, dest="kept", help="same as --preserve=mode,ownership,timestamps")
     add(
         "--preserve",
         nargs="?",
         metavar="LIST",
         action=_Preserve,
         dest="kept",
-        help="keep what LIST names: mode (with ACLs), ownership, timestamps, links, xattr, all; separated by commas",
+        help="mode,ownership,timestamps,links,xattr,all",
     )
     add("--no-preserve", metavar="LIST", action=_NoPreserve, dest="kept", help="do not keep what LIST names")
-    for letter, name, follow, words in (
-        ("P", "--no-dereference", "none", "copy symbolic links as links"),
-        ("L", "--dereference", "all", "follow symbolic links (default)"),
-        ("H", None, "operands", "follow symbolic links that are operands, copy others as links"),
-    ):
-        names = ["-" + letter] + ([name] if name else [])
-        add(*names, action="store_const", const=follow, dest="follow", default="all", help=words)
 
 
 def _exclusion(text: str) -> str:
@@ -468,6 +435,7 @@ class _Console(session.Console, Events):
 
     def __init__(self, args: Any) -> None:
         self.outcome: Optional[Outcome] = None
+        self._base = ""
         self._args = args
         super().__init__(PROGRAM, args.quiet, session.display_mode(args), "copying")
         self.verbose = args.verbose
@@ -496,6 +464,7 @@ class _Console(session.Console, Events):
 
     def tell(self, plan: CopyPlan) -> None:
         """What the plan leaves out, or meets on its way."""
+        self._base = plan.base.path
         for path, kind in plan.skipped:
             self.skipped(path, kind)
         if self.verbose:
@@ -526,11 +495,26 @@ class _Console(session.Console, Events):
                 self.say(done)
             return
         if summary.stopped:
-            self.say("stopped early: %s" % summary.stopped)
+            self.say("stopped early: %s%s" % (summary.stopped, _next_step(summary.stopped, self._base)))
         missing = summary.failed + summary.not_tried
         other = ", %s" % counted(summary.problems, "other problem") if summary.problems else ""
         total = counted(summary.tried() + summary.not_tried, "file")  # of all nodes, where there are several
         self.say("FAILED: %d of %s not copied%s; %s" % (missing, total, other, done))
+
+
+def _next_step(reason: str, base: str) -> str:
+    """What to look at when there is no room, where more is known than the system's words."""
+    if reason == os.strerror(errno.EDQUOT):
+        return " (quota -s shows yours; lfs quota on Lustre, mmlsquota on GPFS)"
+    if reason != os.strerror(errno.ENOSPC) or not base:
+        return ""
+    try:
+        room = os.statvfs(base)
+    except OSError:  # it was to say more, not to add a problem
+        return ""
+    if room.f_files and not room.f_favail:
+        return " (no inodes are left: df -i)"
+    return ""
 
 
 def _done(summary: Summary) -> List[str]:

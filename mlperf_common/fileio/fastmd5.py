@@ -32,60 +32,41 @@ USAGE = """fastmd5 [OPTION]... PATH...
        fastmd5 [OPTION]... -c [MANIFEST]...
        fastmd5 [OPTION]... --compare SOURCE DEST"""
 
-DESCRIPTION = """Print the MD5 of each GiB of files, and of all files below directories, as lines of path, offset, size
-and digest, separated by tabs, in an order that does not depend on the workers. With -c check such lines; with
---compare compare two trees byte by byte."""
+DESCRIPTION = """Print the MD5 of each GiB of files, and of all files below directories, in an order that is always the
+same. With -c check such lines; with --compare compare two trees byte by byte."""
 
 FLUSH_SECONDS = 1.0  # what is known goes to a reader that waits at least this often
 
 
 def make_parser() -> command.Parser:
-    """The options of fastmd5."""
+    """The options of fastmd5. Each phrase fits its line; README.md and the man page say more."""
     parser = command.Parser(PROGRAM, version=__version__, usage=USAGE, description=DESCRIPTION)
-    session.add_pool_options(
-        parser,
-        "bytes that a worker reads at a time, K, M or G may follow; a multiple of 2M that divides 1G evenly "
-        "(default: 8M)",
-        _buffer_size,
-    )
-    add = parser.add_argument
-    add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices, with a warning")
+    add = parser.add_argument_group("what is read").add_argument
+    add("--skip-special", action="store_true", help="leave out FIFOs, sockets and devices")
     add("-P", "--no-dereference", dest="follow", action="store_false", help="take symbolic links for links")
     add("-L", "--dereference", dest="follow", action="store_true", default=True, help="follow symbolic links (default)")
     add("-C", "--directory", metavar="DIR", action=command.Once, help="names are relative to DIR, as if run there")
-    add("-z", "--zero", action="store_true", help="lines end with NUL, and nothing in them is escaped")
-    add("--json", action="store_true", help="one JSON object a line")
-    add("-q", "--quiet", action="store_true", help="print errors and warnings only on stderr; with -c no OK lines")
-    meeting = "with --distributed: the directory in which the ranks meet (default: the working directory)"
-    joining.add_options(parser, (joining.JOB,), meeting)
-    _add_list_options(parser.add_argument_group("listing"))
-    _add_check_options(parser.add_argument_group("checking"))
-    _add_compare_options(parser.add_argument_group("comparing"))
-    return parser
-
-
-def _add_list_options(group: Any) -> None:
-    group.add_argument(
-        "--all",
-        action="store_true",
-        help="also a line for each empty file (size 0), directory (offset -1) and, under -P, link (offset -2)",
-    )
-
-
-def _add_check_options(group: Any) -> None:
-    add = group.add_argument
-    add("-c", "--check", action="store_true", help="check the files that MANIFESTs (default: stdin) name")
+    group = parser.add_argument_group("how")
+    session.add_pool_options(group, "bytes at a time; divides 1G (default: 8M)", _buffer_size)
+    joining.add_options(group, (joining.JOB,), "where ranks meet (default: working directory)")
+    group = parser.add_argument_group("what is said")
+    group.add_argument("-z", "--zero", action="store_true", help="lines end with NUL, nothing is escaped")
+    group.add_argument("--json", action="store_true", help="one JSON object a line")
+    group.add_argument("-q", "--quiet", action="store_true", help="nothing but errors and warnings; no OK lines")
+    session.add_progress_option(group)
+    add = parser.add_argument_group("listing").add_argument
+    add("--all", action="store_true", help="lines for empty files, directories, links, too")
+    add = parser.add_argument_group("checking").add_argument
+    add("-c", "--check", action="store_true", help="check what MANIFESTs (default: stdin) name")
     add("--status", action="store_true", help="print nothing: the exit status tells")
     add("--ignore-missing", action="store_true", help="files that are not there do not matter")
-    add("--strict", action="store_true", help="exit with 1 for improperly formatted lines")
-    add("-w", "--warn", action="store_true", help="name each improperly formatted line")
-    add("--extra", action="store_true", help="report what is below DIR (-C, or here) and that no line names")
-
-
-def _add_compare_options(group: Any) -> None:
-    add = group.add_argument
-    add("--compare", action="store_true", help="compare SOURCE and DEST: names, kinds, sizes, bytes, link targets")
-    add("--metadata", action="store_true", help="compare mode, owner and modification time, too")
+    add("--strict", action="store_true", help="exit with 1 for malformed lines")
+    add("-w", "--warn", action="store_true", help="name each malformed line")
+    add("--extra", action="store_true", help="report what is there and no line names")
+    add = parser.add_argument_group("comparing").add_argument
+    add("--compare", action="store_true", help="compare SOURCE and DEST: names, kinds, bytes")
+    add("--metadata", action="store_true", help="compare mode, owner and times, too")
+    return parser
 
 
 def _buffer_size(text: str) -> int:

@@ -30,23 +30,23 @@ def is_first() -> bool:
         return True
 
 
-def add_options(parser: command.Parser, modes: Sequence[str], meeting_help: str) -> None:
+def add_options(group: Any, modes: Sequence[str], meeting_help: str) -> None:
     """--distributed and what goes with it."""
-    add = parser.add_argument
+    add = group.add_argument
     add(
         "--distributed",
         nargs="?",
         const=JOB,
         choices=modes,
         metavar="HOW",
-        help="take part as one rank of a Slurm step, mpirun or torchrun; HOW: %s (default: job)" % " or ".join(modes),
+        help="take part as one rank; HOW: %s" % " or ".join(["job (default)", *modes[1:]]),
     )
     add("--rendezvous", metavar="DIR", action=command.Once, help=meeting_help)
     add(
         "--rank-timeout",
         metavar="SECONDS",
         type=_seconds,
-        help="a rank that is silent for so long is dead (default: 10; 90 where they meet on NFS)",
+        help="when a silent rank is dead (default: 10; NFS: 90)",
     )
 
 

@@ -35,34 +35,36 @@ FEW_FILES = 64
 FEW_BYTES = 64 << 20
 
 
-def add_pool_options(parser: command.Parser, buffer_help: str, buffer_type: Callable[[str], int]) -> None:
+def add_pool_options(group: Any, buffer_help: str, buffer_type: Callable[[str], int]) -> None:
     """-n, -b, --bwlimit."""
-    parser.add_argument(
+    add = group.add_argument
+    add(
         "-n",
         "--num-workers",
         "--num-threads",
         metavar="N",
         type=command.worker_count,
         default=command.default_workers(),
-        help="worker processes, at most %d (default: the CPUs that it may use, but at least 8 and at most 16; "
-        "here %%(default)s)" % command.MAX_WORKERS,
+        help="worker processes, at most %d (here: %%(default)s)" % command.MAX_WORKERS,
     )
-    parser.add_argument(
-        "-b", "--buffer-size", metavar="SIZE", type=buffer_type, default=DEFAULT_BUFFER, help=buffer_help
-    )
-    parser.add_argument(
+    add("-b", "--buffer-size", metavar="SIZE", type=buffer_type, default=DEFAULT_BUFFER, help=buffer_help)
+    add(
         "--bwlimit",
         metavar="RATE",
         type=command.buffer_size,
         action=command.Once,
-        help="bytes a second, at most, that all workers together move; K, M or G may follow",
+        help="bytes a second, of all workers together",
     )
-    parser.add_argument(
+
+
+def add_progress_option(group: Any) -> None:
+    """--progress."""
+    group.add_argument(
         "--progress",
         metavar="HOW",
         choices=("auto", "bar", "plain", "none"),
         default="auto",
-        help="bar: a line that updates; plain: a line every 30 s; none; auto (default): bar on a terminal, else plain",
+        help="auto (default), bar, plain: every 30 s, none",
     )
 
 
