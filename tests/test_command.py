@@ -172,8 +172,6 @@ class LargeNumbers(unittest.TestCase):
         self.assertEqual(command.clamp(256, 256, "workers"), (256, ""))
         self.assertEqual(command.worker_count("0004"), 4)
 
-    def test_default_workers(self):
-        self.assertEqual(command.default_workers(), min(16, max(8, len(os.sched_getaffinity(0)))))
 
 
 class HelpAndVersion(unittest.TestCase):

@@ -18,7 +18,7 @@ import support
 from support import Device, Fifo, File, Link, Random, Socket, TestCase, needs, needs_nobody, needs_root, run_tool, slow
 from test_names import LOCALES, NAMES
 
-from mlperf_common.fileio import command, copytasks, metadata
+from mlperf_common.fileio import copytasks, metadata
 
 MIB = 1 << 20
 
@@ -336,22 +336,19 @@ class Numbers(TestCase):
             run_tool("fastcp", *words, "-r", source, self.path(f"c{number}"), expect=0)
             self.assert_same_tree(self.path(f"c{number}"), source)
 
-    def test_default_workers_by_the_cpus_that_may_be_used(self) -> None:
-        for cpus, workers in ((1, 8), (2, 8), (8, 8), (12, 12), (16, 16), (40, 16)):
-            with mock.patch.object(os, "sched_getaffinity", lambda _, cpus=cpus: set(range(cpus))):
-                self.assertEqual(command.default_workers(), workers)
-
     def test_as_many_processes_as_asked_for(self) -> None:
         source = self.make("s", {f"d{i}": {f"f{j}": b"x" for j in range(300)} for i in range(10)})
-        process = self.start_tool("fastcp", "-n", "3", "-r", source, self.path("c"), stderr=subprocess.DEVNULL)
-        most = 0
-        while process.poll() is None:
-            try:
-                with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
-                    most = max(most, len(file.read().split()))
-            except OSError:
-                break
-        self.assertEqual(most, 3)
+        for number, (words, wanted) in enumerate(((["-n", "3"], 3), ([], 16))):
+            copy = self.path(f"c{number}")
+            process = self.start_tool("fastcp", *words, "-r", source, copy, stderr=subprocess.DEVNULL)
+            most = 0
+            while process.poll() is None:
+                try:
+                    with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+                        most = max(most, len(file.read().split()))
+                except OSError:
+                    break
+            self.assertEqual(most, wanted)
 
 
 class Calls(TestCase):

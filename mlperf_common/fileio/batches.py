@@ -21,6 +21,7 @@ EXTENT = 64 << 20  # bytes of a large file in one task; what is larger than this
 # A batch ends at any of these. With more files in one, workers are idle at the end; names are bounded by the size
 # of a message.
 BATCH_FILES = 128
+LEAST_FILES = 32  # towards the end of a job batches get as small as this, so that all workers end together
 BATCH_BYTES = EXTENT
 BATCH_NAMES = 16 << 10
 
@@ -48,11 +49,11 @@ class Queue:
         self.left = count
         self._files = files
 
-    def take(self) -> List[PlannedFile]:
-        """The next batch; empty when there are no more."""
+    def take(self, most: int = BATCH_FILES) -> List[PlannedFile]:
+        """The next batch, of at most so many files; empty when there are no more."""
         taken: List[PlannedFile] = []
         size = names = 0
-        while len(taken) < BATCH_FILES and size < BATCH_BYTES and names < BATCH_NAMES:
+        while len(taken) < most and size < BATCH_BYTES and names < BATCH_NAMES:
             file = next(self._files, None)
             if file is None:
                 self.left = 0
@@ -110,10 +111,12 @@ class Batches:
         self._untouched: Deque[Queue] = deque(queues)
         self._at: Dict[int, Queue] = {}
         self._touched: List[Queue] = []
+        self._left = sum(queue.left for queue in queues)
 
     def add(self, queues: Sequence[Queue]) -> None:
         """More queues, after those that there are."""
         self._untouched.extend(queues)
+        self._left += sum(queue.left for queue in queues)
 
     def next(self, worker: int, ahead: bool) -> Optional[Tuple[Queue, List[PlannedFile]]]:
         """The next batch for ``worker``, or None.
@@ -124,9 +127,14 @@ class Batches:
             queue = self._choose(worker, ahead)
             if queue is None:
                 return None
-            taken = queue.take()
+            taken = queue.take(self._share())
+            self._left -= len(taken)
             if taken:
                 return queue, taken
+
+    def _share(self) -> int:
+        """How many files the next batch may have: half of a worker's share of what is left."""
+        return max(LEAST_FILES, min(BATCH_FILES, self._left // (2 * max(1, len(self._at)))))
 
     def _choose(self, worker: int, ahead: bool) -> Optional[Queue]:
         at = self._at.get(worker)

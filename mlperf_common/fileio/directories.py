@@ -16,14 +16,14 @@ from mlperf_common.fileio import walk, words
 from mlperf_common.fileio.copyplan import CopyPlan
 from mlperf_common.fileio.copytasks import FUNCTIONS, Check, Level, Made
 from mlperf_common.fileio.facts import FATAL, Options
-from mlperf_common.fileio.listing import AnyPool, Roots
+from mlperf_common.fileio.listing import AnyPool, Roots, group_size
 from mlperf_common.fileio.metadata import Seen
 from mlperf_common.fileio.report import Events, Summary
 from mlperf_common.fileio.stopping import StopFlag
 from mlperf_common.fileio.walk import Directory
 from mlperf_common.fileio.workers import Failure, InProcess, Task
 
-GROUP = 64  # directories made, or compared, in one task
+GROUP = 64  # directories made, or compared, in one task, at most
 
 COLLIDES = "collides with another name in the destination's directory"
 
@@ -74,7 +74,7 @@ class Directories:
 
     def _levels(self, missing: Sequence[Directory]) -> Iterator[Task]:
         base = self._roots.get(self._plan.base.path, True)
-        for group in grouped(missing, lambda directory: directory.parent):
+        for group in self._grouped(missing, lambda directory: directory.parent):
             wanted = tuple((d.landing()[-1], d.mode) for d in group)
             self._unsure.update(group)
             yield Task("mkdir", Level(self._options, base.key, group[0].landing()[:-1], wanted), (base.fd,), group)
@@ -140,7 +140,7 @@ class Directories:
         from mlperf_common.fileio.dressing import EXISTED, Dress, DressTask  # most copies have nothing to finish
 
         base = self._roots.get(self._plan.base.path, True)
-        for group in grouped(level, lambda directory: directory.tree):
+        for group in self._grouped(level, lambda directory: directory.tree):
             root = self._roots.get(group[0].tree.source, False)
             dresses = tuple(
                 Dress(
@@ -175,7 +175,7 @@ class Directories:
         base = self._roots.get(self._plan.base.path, True)
         yield Task("sync", SyncTask(base.key, ((),)), (base.fd,), (self._plan.base.shown or ".",))
         directories = [d for d in walk.breadth_first(self._plan.trees) if not self.is_broken(d) and d.landing()]
-        for group in grouped(directories, lambda directory: None):
+        for group in self._grouped(directories, lambda directory: None):
             shown = tuple(os.path.join(self._plan.base.shown, *d.landing()) for d in group)
             yield Task("sync", SyncTask(base.key, tuple(d.landing() for d in group)), (base.fd,), shown)
 
@@ -192,7 +192,7 @@ class Directories:
 
     def _checks(self) -> Iterator[Task]:
         entered = [d for d in walk.breadth_first(self._plan.trees) if d.tree.look.device in (None, d.identity.dev)]
-        for group in grouped(entered, lambda directory: directory.tree):
+        for group in self._grouped(entered, lambda directory: directory.tree):
             root = self._roots.get(group[0].tree.source, False)
             looks = tuple((d.request().components, d.request().links, d.identity, d.digest) for d in group)
             yield Task("check", Check(root.key, looks), (root.fd,), group)
@@ -204,14 +204,14 @@ class Directories:
                 self._summary.problems += 1
                 self._events.problem("%s: %s" % (words.quote(directory.shown()), reason))
 
-
-def grouped(directories: Sequence[Directory], key: Any) -> Iterator[Tuple[Directory, ...]]:
-    """Neighbours with the same ``key``, at most ``GROUP`` at a time."""
-    group: List[Directory] = []
-    for directory in directories:
-        if group and (key(directory) is not key(group[0]) or len(group) == GROUP):
+    def _grouped(self, directories: Sequence[Directory], key: Any) -> Iterator[Tuple[Directory, ...]]:
+        """Neighbours with the same ``key``, in groups for one task each."""
+        size = group_size(len(directories), self._pool.width, GROUP)
+        group: List[Directory] = []
+        for directory in directories:
+            if group and (key(directory) is not key(group[0]) or len(group) == size):
+                yield tuple(group)
+                group = []
+            group.append(directory)
+        if group:
             yield tuple(group)
-            group = []
-        group.append(directory)
-    if group:
-        yield tuple(group)

@@ -44,8 +44,8 @@ def add_pool_options(group: Any, buffer_help: str, buffer_type: Callable[[str], 
         "--num-threads",
         metavar="N",
         type=command.worker_count,
-        default=command.default_workers(),
-        help="worker processes, at most %d (here: %%(default)s)" % command.MAX_WORKERS,
+        default=command.DEFAULT_WORKERS,
+        help="worker processes, at most %d (default: %%(default)s)" % command.MAX_WORKERS,
     )
     add("-b", "--buffer-size", metavar="SIZE", type=buffer_type, default=DEFAULT_BUFFER, help=buffer_help)
     add(
