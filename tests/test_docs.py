@@ -131,7 +131,7 @@ class Readme(TestCase):
         fastcp = importlib.import_module("mlperf_common.fileio.fastcp")
         args = fastcp.make_parser().parse_args([])
         self.assertEqual((args.buffer_size, args.direct, args.follow), (8 << 20, "auto", "all"))
-        self.assertEqual(args.num_workers, min(16, max(8, len(os.sched_getaffinity(0)))))
+        self.assertEqual(args.num_workers, 16)
 
     def test_exit_statuses(self) -> None:
         self.assertEqual([row[0] for row in rows(section("Exit statuses"))], ["0", "1", "2", "128 + N"])
