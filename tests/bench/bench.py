@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from typing import Any, Dict, List, Sequence
 
+import contestants
 import machine
+import publish
 import report
 from cases import CASES
 from race import Bench, say
@@ -28,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
     machine.die_cleanly()
     facts = machine.describe(options.dir, options.python)
     print(_introduce(facts, options))
-    bench = Bench(options.dir, options.scale, options.pairs, options.warm, options.python, options.keep_data)
+    bench = Bench(options.dir, options.scale, options.pairs, options.warm, options.python, options.keep_data,
+                  options.peer)  # fmt: skip
     results: List[Dict[str, Any]] = []
     try:
         for name in options.cases or CASES:
@@ -40,8 +44,7 @@ def main(argv: Sequence[str]) -> int:
         say("bench: %s" % exc)
         return 1
     finally:
-        if options.json:
-            _write_json(options, facts, results)
+        _write(options, facts, results)
         bench.clean()
     return 0
 
@@ -58,7 +61,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--scale", type=float, default=1.0, metavar="X", help="sizes and numbers of files times this (default: 1)")
     add("--warm", action="store_true", help="read the source before each run instead of emptying the cache")
     add("--python", default=sys.executable, help="the interpreter that runs the tools (default: this one)")
+    add("--peer", metavar="NAME=CMD", type=_peer, action="append", default=[], help="one more: {src}, {dst} in CMD")
     add("--json", metavar="FILE", help="write every figure there")
+    add("--markdown", metavar="FILE", help="write a table there")
+    add("--svg", metavar="FILE", help="draw the ratios there")
+    add("--readme", metavar="FILE", help="put the table between the figures' markers of FILE")
     add("--keep-data", action="store_true", help="leave the data, not the copies, for the next run")
     options = parser.parse_args(argv)
     unknown = [name for name in options.cases if name not in CASES]
@@ -84,11 +91,32 @@ def _introduce(facts: Dict[str, Any], options: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def _write_json(options: argparse.Namespace, facts: Dict[str, Any], results: List[Dict[str, Any]]) -> None:
-    everything = {"machine": facts, "options": vars(options), "results": results}
-    with open(options.json, "w", encoding="utf-8") as stream:
-        json.dump(everything, stream, indent=1)
-        stream.write("\n")
+def _peer(text: str) -> contestants.Contestant:
+    try:
+        return contestants.given(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+
+
+def _write(options: argparse.Namespace, facts: Dict[str, Any], results: List[Dict[str, Any]]) -> None:
+    table = _introduce(facts, options) + time.strftime("; %-d %B %Y") + "\n\n" + publish.markdown(results)
+    if options.json:
+        asked = {name: value for name, value in vars(options).items() if name != "peer"}
+        everything = {"machine": facts, "options": asked, "results": results}
+        _write_text(options.json, json.dumps(everything, indent=1) + "\n")
+    if options.markdown:
+        _write_text(options.markdown, table)
+    if options.svg:
+        _write_text(options.svg, publish.svg(results))
+    if options.readme:
+        with open(options.readme, encoding="utf-8") as stream:
+            text = publish.between_markers(stream.read(), table)
+        _write_text(options.readme, text)
+
+
+def _write_text(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.write(text)
 
 
 if __name__ == "__main__":

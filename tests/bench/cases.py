@@ -32,17 +32,102 @@ def one_large(bench: Bench) -> Result:
 
 
 def _large(bench: Bench, name: str, title: str) -> Result:
-    entered = (contestants.fastcp(bench.python), contestants.fio_copy(), contestants.cp())
-    ratios = (Ratio("seconds", "fio", 1.15), Ratio("seconds", "cp -r"), Ratio("cpu", "cp -r", 0.20))
+    peers = contestants.peers(bench.others)
+    entered = (contestants.fastcp(bench.python), contestants.fio_copy(), *peers)
+    ratios = [Ratio("seconds", "fio", 1.11), *(Ratio("seconds", peer.name, 1.0) for peer in peers)]
+    ratios += [Ratio("cpu", peer.name, 0.33) for peer in peers]
     return bench.race(Race(title, name, entered, ratios, bench.pairs))
 
 
 def small(bench: Bench) -> Result:
     """20,000 files of 1 to 64 KiB in 200 directories."""
-    entered = (contestants.fastcp(bench.python), contestants.cp(), contestants.rsync())
-    ratios = (Ratio("seconds", "cp -r", 0.65), Ratio("seconds", "rsync -r", 0.65), Ratio("cpu", "cp -r"))
+    return _small(bench, 0.55, True)
+
+
+def small_warm(bench: Bench) -> Result:
+    """The same from memory, until sync has returned."""
+    return _small(bench, 1.0, False)
+
+
+def _small(bench: Bench, wanted: float, cold: bool) -> Result:
+    peers = contestants.peers(bench.others)
+    entered = (contestants.fastcp(bench.python), *peers)
+    ratios = [Ratio("seconds", peer.name, wanted if peer.name == "cp -r" else 1.0) for peer in peers]
     title = "20,000 files of 1 to 64 KiB in 200 directories"
-    return bench.race(Race(title, "small", entered, ratios, bench.pairs, keep=True))
+    ratios.append(Ratio("cpu", "cp -r"))
+    return bench.race(Race(title, "small", entered, ratios, bench.pairs, keep=True, cold=cold))
+
+
+def late(bench: Bench) -> Result:
+    """10,000 files of a byte, each call of the filesystem 1 ms late: a shared filesystem, simulated."""
+    source, environ = bench.data.get("hundredth"), _slowed(bench)
+    entered = (contestants.fastcp(bench.python), contestants.cp(), contestants.rsync())
+    runs: Dict[str, List[machine.Run]] = {each.name: [] for each in entered if each.is_installed()}
+    for number, each in itertools.product(range(bench.pairs), entered):
+        if each.name in runs:
+            run = machine.run(each.command(source, bench.fresh(each.name)), environ=environ)
+            runs[each.name].append(run)
+            say("round %d of %d: %s: %.3f s" % (number + 1, bench.pairs, each.name, run.until_exit))
+    seconds = {name: [run.until_exit for run in found] for name, found in runs.items()}
+    wanted = {"cp -r": 0.10, "rsync -r": 0.15}
+    ratios = [Ratio("seconds", name, wanted[name]) for name in runs if name in wanted]
+    return Result("10,000 files of a byte, 1 ms a call", "warm cache", runs, seconds, ratios)
+
+
+def _slowed(bench: Bench) -> Dict[str, str]:
+    place = bench.fresh("shim")
+    os.mkdir(place)
+    return ranks.slowed(ranks.build_shim(place), os.path.dirname(bench.data.root))
+
+
+WALK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from mlperf_common.fileio import copyplan, copytasks, listing, stopping, workers
+count, stop = int(sys.argv[2]), stopping.StopFlag()
+make = workers.InProcess if count == 1 else lambda *rest: workers.Pool(count, *rest)
+pool = make(copytasks.FUNCTIONS, 2 << 20, stop)
+roots = listing.Roots(pool)
+plan = copyplan.plan_copy_operations([sys.argv[3]], sys.argv[4], list_directories=listing.PoolLister(pool, roots))
+roots.close()
+pool.close()
+"""
+
+
+def _planning(bench: Bench, source: str, workers: int) -> List[str]:
+    root = os.path.dirname(os.path.dirname(contestants.tool("fastcp")))
+    return [bench.python, "-c", WALK, root, str(workers), source, bench.fresh("nothing")]
+
+
+def walk(bench: Bench) -> Result:
+    """A walk of 2,000 directories and 50,000 files, each call 1 ms late, by the default workers and by one process."""
+    source, environ = bench.data.get("walked"), _slowed(bench)
+    seconds: Dict[int, List[float]] = {16: [], 1: []}
+    for number, count in itertools.product(range(bench.pairs), seconds):
+        seconds[count].append(machine.run(_planning(bench, source, count), environ=environ).until_exit)
+        say("round %d of %d: %d workers: %.3f s" % (number + 1, bench.pairs, count, seconds[count][-1]))
+    ratio = statistics.median(many / one for many, one in zip(seconds[16], seconds[1]))
+    figures = [Figure("planning by 16 workers", statistics.median(seconds[16]), "s")]
+    figures.append(Figure("planning by one process", statistics.median(seconds[1]), "s"))
+    figures.append(Figure("16 workers, over one process", ratio, "", 0.125))
+    return Result("50,000 files in 2,000 directories planned, 1 ms a call", "warm cache", figures=figures)
+
+
+def planning(bench: Bench) -> Result:
+    """The planning of 1,000,000 files in 10,000 directories against find."""
+    source = bench.data.get("million")
+    find = ["find", source, "-printf", "%s %p\\n"]
+    machine.run(find)
+    ratios, memory = [], 0
+    for number in range(bench.pairs):
+        theirs = machine.run(find).until_exit
+        run = machine.run(_planning(bench, source, 16), sample=number == 0)
+        memory = max(memory, run.pss)
+        ratios.append(run.until_exit / theirs)
+        say("round %d of %d: %.2f of find" % (number + 1, bench.pairs, ratios[-1]))
+    figures = [Figure("seconds, over find -printf", statistics.median(ratios), "", 2.5)]
+    figures.append(Figure("sum of Pss of all processes, at its peak", memory / 1e6, "MB", 300))
+    return Result("1,000,000 files in 10,000 directories planned", "warm cache", figures=figures)
 
 
 def tiny(bench: Bench) -> Result:
@@ -123,10 +208,7 @@ def entries(bench: Bench) -> Result:
 
 def several_ranks(bench: Bench) -> Result:
     """40,000 files by 1, 2, 4 and 8 ranks, each call of the filesystem 1 ms late."""
-    place = bench.fresh("shim")
-    os.mkdir(place)
-    source = bench.data.get("ranked")
-    environ = ranks.slowed(ranks.build_shim(place), os.path.dirname(bench.data.root))
+    source, environ = bench.data.get("ranked"), _slowed(bench)
     rounds = max(3, bench.pairs // 2 + 1)
     seconds: Dict[int, List[float]] = {count: [] for count in (1, 2, 4, 8)}
     for number, count in itertools.product(range(rounds), seconds):
@@ -220,5 +302,9 @@ CASES: Dict[str, Callable[[Bench], Result]] = {
     "memory": memory,
     "tiny": tiny,
     "small": small,
+    "smallwarm": small_warm,
+    "late": late,
+    "walk": walk,
+    "planning": planning,
     "calls": calls,
 }

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import Callable, List, NamedTuple, Optional
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
 CLIENT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "client")
 
@@ -96,6 +96,44 @@ def rsync() -> Contestant:
         return ["rsync", "-r", source + "/" if os.path.isdir(source) else source, destination]
 
     return Contestant("rsync -r", "rsync", command)
+
+
+AT_ONCE = 16  # files that the peers which can copy several at a time
+
+
+def rclone() -> Contestant:
+    """rclone from disk to disk."""
+    options = ["--config=", "--transfers=%d" % AT_ONCE, "--checkers=%d" % AT_ONCE]
+    return Contestant("rclone copy", "rclone", lambda src, dst: ["rclone", "copy", *options, src, dst])
+
+
+def fpsync() -> Contestant:
+    """fpart's parallel rsync."""
+    script = 'mkdir "$2" && fpsync -n %d -t "$2.state" "$1" "$2" && rm -r "$2.state"' % AT_ONCE
+    return Contestant("fpsync", "fpsync", lambda src, dst: ["sh", "-c", script, "sh", src, os.path.abspath(dst)])
+
+
+def tar() -> Contestant:
+    """One tar that packs and one that unpacks."""
+    script = 'mkdir "$2" && tar -C "$1" -cf - . | tar -C "$2" -xf -'
+    return Contestant("tar | tar", "tar", lambda src, dst: ["sh", "-c", script, "sh", src, dst])
+
+
+def given(text: str) -> Contestant:
+    """A peer of the user's: NAME=COMMAND for the shell, in which {src} and {dst} stand for the paths.
+
+    Raises ValueError.
+    """
+    name, equals, command = text.partition("=")
+    if not (name and equals and "{src}" in command and "{dst}" in command):
+        raise ValueError("not NAME=COMMAND with {src} and {dst}: %s" % text)
+    script = command.replace("{src}", '"$1"').replace("{dst}", '"$2"')
+    return Contestant(name, "sh", lambda src, dst: ["sh", "-c", script, "sh", src, dst])
+
+
+def peers(others: Sequence[Contestant] = ()) -> List[Contestant]:
+    """All that copy trees, ``others`` too."""
+    return [cp(), rsync(), rclone(), fpsync(), tar(), *others]
 
 
 def md5sum() -> Contestant:

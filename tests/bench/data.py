@@ -43,6 +43,7 @@ class Data:
 
         four: 4 large files. one: 1 file of the size of these 4. small: many files of 1 to 64 KiB. tiny: 1 file of
         a few bytes. million: 1,000,000 files of a byte. hundredth: 10,000 of these, ranked: 40,000.
+        walked: 50,000 in directories of 25.
         """
         place = os.path.join(self.root, "%s-%g" % (name, self._scale))
         if not os.path.exists(os.path.join(place, COMPLETE)):
@@ -65,6 +66,9 @@ class Data:
             return iter([("huge", 4 * large)])
         if name == "tiny":
             return iter([("tiny", 10)])
+        if name == "walked":
+            count = max(10, int(50_000 * self._scale))
+            return iter([("directory%04d/file%02d" % divmod(number, 25), 1) for number in range(count)])
         if name in PARTS_OF_MILLION:
             return self._entries(int(MILLION // PARTS_OF_MILLION[name] * self._scale))
         return self._small()

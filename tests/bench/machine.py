@@ -45,11 +45,13 @@ class Run(NamedTuple):
     said: str
 
 
-def run(argv: Sequence[str], sync: Optional[str] = None, sample: bool = False) -> Run:
+def run(
+    argv: Sequence[str], sync: Optional[str] = None, sample: bool = False, environ: Optional[Dict[str, str]] = None
+) -> Run:
     """Run ``argv`` and measure it; ``sync`` is a path whose filesystem is synced then, and timed."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         started = time.perf_counter()
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=_environment())
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=_environment(environ))
         try:
             pss = _watch(process.pid) if sample else 0
             _, status, usage = os.wait4(process.pid, 0)
@@ -82,9 +84,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _environment() -> Dict[str, str]:
+def _environment(environ: Optional[Dict[str, str]]) -> Dict[str, str]:
     """Ours, but modules may be cached: compiling them anew at each start is not what is to be measured."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environ = dict(os.environ) if environ is None else environ
+    return {name: value for name, value in environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _exit_status(status: int) -> int:

@@ -75,7 +75,17 @@ class Race(NamedTuple):
 class Bench:
     """The directory and the settings of a run of the benchmark."""
 
-    def __init__(self, directory: str, scale: float, pairs: int, warm: bool, python: str, keep_data: bool) -> None:
+    def __init__(
+        self,
+        directory: str,
+        scale: float,
+        pairs: int,
+        warm: bool,
+        python: str,
+        keep_data: bool,
+        others: Sequence[Contestant] = (),
+    ) -> None:
+        self.others = others  # peers of the user's
         self.scale = scale
         self.pairs = pairs
         self.python = python
