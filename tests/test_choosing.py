@@ -239,10 +239,12 @@ class Outcome(TestCase):
         for name, options, words in (
             ("old", [], "File exists (-f replaces it)"), ("s/a", ["-f"], "cannot overwrite source"),
             ("d/a", [], "the copy writes there"), ("dir", ["-f"], "it is a directory"),
+            ("none/list", [], "there is no such directory"),
         ):  # fmt: skip
             with self.subTest(name=name):
                 result = run_tool("fastcp", "-r", *options, "--failed-list", name, "s", "d", cwd=self.tmp, expect=1)
                 self.assertIn(words, result.stderr)
+                self.assertEqual(result.stderr.count("\n"), 1)
                 self.assertFalse(os.path.exists(self.path("d")))
         self.assert_same_tree(self.path("old"), self.make("same", b"precious"))
         run_tool("fastcp", "-r", "-f", "--failed-list", "old", "s", "d", cwd=self.tmp, expect=0)

@@ -99,6 +99,10 @@ def check_place(path: str, plan: CopyPlan, force: bool, what: str = "manifest") 
         raise ManifestInTheWay(["cannot write the %s to %s: it is a directory" % (what, shown)])
     if _is_planned(os.path.join(os.path.realpath(parent or "."), name), plan):
         raise ManifestInTheWay(["cannot write the %s to %s: the copy writes there" % (what, shown)])
+    if not os.path.isdir(parent or "."):
+        raise ManifestInTheWay(["cannot write the %s to %s: there is no such directory" % (what, shown)])
+    if not os.access(parent or ".", os.W_OK | os.X_OK, effective_ids=True):
+        raise ManifestInTheWay(["cannot write the %s to %s: its directory cannot be written to" % (what, shown)])
     try:
         st = os.lstat(path)
     except FileNotFoundError:

@@ -453,7 +453,9 @@ class _Console(session.Console, Events):
         if plan is not None and self._args.failed_list is not None:
             from mlperf_common.fileio import copymanifest
 
+            self.outcome.may_list = False
             copymanifest.check_place(self._args.failed_list, plan, self._args.force, "list of failures")
+            self.outcome.may_list = True
         self.outcome.plan = plan or self.outcome.plan
         self.outcome.summary = summary or self.outcome.summary
 

@@ -31,6 +31,7 @@ class Outcome:
     def __init__(self) -> None:
         self.leads = True
         self.broken = False  # it did not come to its end
+        self.may_list = True  # the list's place has not been refused
         self.plan: Optional[CopyPlan] = None
         self.summary: Optional[Summary] = None
         self.failures: List[Tuple[str, str]] = []  # (source, reason)
@@ -58,7 +59,7 @@ def run(program: str, args: Any, sources: List[str], outcome: Outcome, body: Cal
 def _tell(program: str, args: Any, sources: List[str], outcome: Outcome, status: int, started: float) -> int:
     if not outcome.leads or args.dry_run:
         return status
-    if args.failed_list is not None:
+    if args.failed_list is not None and outcome.may_list:
         try:
             _write_list(args, sources[0], outcome, status)
         except OSError as exc:
