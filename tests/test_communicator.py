@@ -493,6 +493,7 @@ class Small(TestCase):
         for pulse in (
             meeting.Pulse(), meeting.Pulse(10**12, 7, None, True), meeting.Pulse(1, 2, (3, "why \udcff" * 10), False),
             meeting.Pulse(1, 2, (3, "x" * 5000), False), meeting.Pulse(3, 4, None, True, True),
+            meeting.Pulse(5, 6, None, False, True, (7, 1 << 60)),
         ):  # fmt: skip
             data = meeting.encode_pulse(pulse)
             self.assertEqual(len(data), meeting.PULSE_LENGTH)

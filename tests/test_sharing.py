@@ -28,6 +28,7 @@ from mlperf_common.fileio import (
     dealing,
     facts,
     listing,
+    report,
     rewalk,
     sharing,
     transfer,
@@ -378,7 +379,7 @@ class Copying(TestCase):
             crew = sharing.Crew(number, self.ranks, work, lambda: barrier.wait(60) and None, lambda: None)
             said = copying.Said()
             if number:
-                sharing.help_out(crew, pool, roots, said)
+                sharing.help_out(crew, pool, roots, said, report.Summary())
             else:
                 plan = copyplan.plan_copy_operations(sources, destination, **wishes)
                 summary = transfer.copy(plan, pool, roots, options, said, crew=crew)

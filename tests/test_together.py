@@ -13,6 +13,7 @@ import glob
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -87,6 +88,40 @@ class Case(TestCase):
         """Neither temporaries nor what the ranks have met in."""
         self.assert_no_leftovers(place)
         self.assertEqual([name for name in os.listdir(place) if name.startswith(".fast")], [])
+
+
+class Shown(Case):
+    @slow
+    def test_rank_0_shows_what_all_ranks_do(self) -> None:
+        """Each of two ranks moves half of it, and nothing is shown but by rank 0."""
+        large = 40 << 20
+        source = self.make("s", {"a": Random(large, seed=1), "b": Random(large, seed=2)})
+        sums = "--compare", self.make("t", {"a": Random(large, seed=1), "b": Random(large, seed=2)})
+        for phase, words in (
+            ("copying", ["fastcp", "-r", source, self.path("c")]),
+            ("hashing", ["fastmd5", source]),
+            ("comparing", ["fastmd5", *sums, source]),
+        ):
+            with self.subTest(phase):
+                words += ["-n", "2", "--bwlimit", "24M", "--progress=bar", "--distributed"]
+                ended = self.ranks(2, *words, "--rendezvous", self.path())
+                self.assertEqual(ended.statuses, [0, 0], ended.errors)
+                self.assertEqual(ended.errors[1], "")
+                shown = re.findall(r"%s: (\d+) %%, \d+\.\d MiB of 80\.0 MiB, \d of 2 files" % phase, ended.errors[0])
+                percents = [int(percent) for percent in shown]
+                self.assertTrue(percents == sorted(percents), percents)
+                self.assertGreater(percents[-1], 62)  # alone it would not get beyond 60
+
+    def test_what_other_ranks_find(self) -> None:
+        """All entries count, whichever rank lists them."""
+        source = self.make("s", {"d%d" % i: {"e": {"f": b"", "g": b""}, "f": b""} for i in range(100)})
+        log = self.path("log")
+        slow_listing = support.strace_inject(log, "getdents64", "delay_enter=5000")
+        words = ["fastcp", "-n", "1", "-r", "--progress=bar", "--distributed", source, self.path("c")]
+        ended = self.ranks(2, *words, under=[slow_listing] * 2)
+        self.assertEqual(ended.statuses, [0, 0], ended.errors)
+        found = [int(number) for number in re.findall(r"planning: (\d+) entr", ended.errors[0])]
+        self.assertTrue(found == sorted(found) and found[-1] > 330, found)  # with half of both levels not over 300
 
 
 class Copying(Case):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from typing import Any, List, Optional, Protocol
+from typing import Any, Callable, List, Optional, Protocol, Tuple
 
 from mlperf_common.distributed.meeting import Files, MeetingError, RankFailed
 
@@ -48,6 +48,9 @@ class Single:
     rank = 0
     world_size = 1
 
+    def __init__(self) -> None:
+        self.on_check: Callable[[], None] = lambda: None
+
     def broadcast(self, obj: Any, root: int = 0) -> Any:
         """``obj`` itself."""
         return obj
@@ -61,6 +64,11 @@ class Single:
 
     def check(self) -> None:
         """There is nobody who could fail."""
+        self.on_check()
+
+    def reported(self) -> Tuple[int, int]:
+        """Nobody else does anything."""
+        return 0, 0
 
     def fail(self, reason: str) -> bool:
         """There is nobody to be told."""

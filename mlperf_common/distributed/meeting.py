@@ -67,6 +67,7 @@ class Pulse(NamedTuple):
     """What a rank says of itself: a count that grows while it lives, messages posted, failure, whether it has left.
 
     ``failed`` is (rank, words): rank 0 passes on what it knows of others. ``through``: it has seen rank 0 leave.
+    ``done`` is whatever the rank counts, for rank 0 to show.
     """
 
     beat: int = 0
@@ -74,6 +75,7 @@ class Pulse(NamedTuple):
     failed: Optional[Tuple[int, str]] = None
     gone: bool = False
     through: bool = False
+    done: Tuple[int, int] = (0, 0)
 
 
 class Process(NamedTuple):
@@ -283,8 +285,8 @@ def decode_pulse(data: bytes) -> Optional[Pulse]:
     text = text.rstrip()
     if hashlib.sha256(text).hexdigest()[:32].encode("ascii") != digest:
         return None
-    beat, posted, failed, gone, through = json.loads(text)
-    return Pulse(beat, posted, tuple(failed) if failed else None, gone, through)
+    beat, posted, failed, gone, through, done = json.loads(text)
+    return Pulse(beat, posted, tuple(failed) if failed else None, gone, through, (done[0], done[1]))
 
 
 class Heart(threading.Thread):
@@ -295,6 +297,7 @@ class Heart(threading.Thread):
         self._place = place
         self._name = name
         self._pulse = Pulse()
+        self.done = self._pulse.done  # goes with the next beat
         self._lock = threading.Lock()
         self._ended = threading.Event()
         fresh = name + ".new"
@@ -315,7 +318,7 @@ class Heart(threading.Thread):
     def say(self, **changes: Any) -> None:
         """Change what the pulse says, at once. Raises OSError."""
         with self._lock:
-            self._pulse = self._pulse._replace(beat=self._pulse.beat + 1, **changes)
+            self._pulse = self._pulse._replace(beat=self._pulse.beat + 1, done=self.done, **changes)
             fd = os.open(self._name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._place.fd)
             try:
                 os.pwrite(fd, encode_pulse(self._pulse), 0)
@@ -568,6 +571,8 @@ class Files:
             dead = DEAD_SECONDS_NFS if is_nfs(self._place.path) else DEAD_SECONDS
         self._dead = dead
         self._closed = False
+        self.on_check: Callable[[], None] = lambda: None  # called at each ``check``
+        self._others = (0, 0)
         self._number = 0  # of the last collective
         self._sent: List[Tuple[int, int, str]] = []  # messages that may not have been read: number, root, name
         self._looked = clock()
@@ -669,6 +674,7 @@ class Files:
 
     def check(self) -> None:
         """Raise RankFailed if a rank is known to have failed or died; to be called often, it rarely looks."""
+        self.on_check()
         if self._clock() - self._looked < LOOK_SECONDS:
             return
         self._looked = self._clock()
@@ -678,6 +684,16 @@ class Files:
         for _ in range(min(LOOKS, self.world_size - 1)):
             self._turn = self._turn % (self.world_size - 1) + 1
             self._judge(self._watch(self._turn))
+        seen = [watch.pulse.done for watch in self._watches.values()]
+        self._others = sum(done[0] for done in seen), sum(done[1] for done in seen)
+
+    def report(self, done: Tuple[int, int]) -> None:
+        """Let rank 0 know, within some seconds, how much this rank has done of whatever it counts."""
+        self._heart.done = done
+
+    def reported(self) -> Tuple[int, int]:
+        """In rank 0: the sums of what the other ranks have reported."""
+        return self._others
 
     def _judge(self, watch: Watch) -> None:
         """Raise RankFailed, and pass it on, if a rank says that there is a failure, or says nothing any more."""

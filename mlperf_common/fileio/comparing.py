@@ -72,6 +72,7 @@ class Counts:
         self.refused: Dict[int, str] = {}
         self.direct: Set[int] = set()
         self.files_total = self.bytes_total = 0
+        self.read = 0  # files
 
     def note(self, kind: str) -> None:
         """One difference of this kind."""
@@ -232,11 +233,13 @@ def _looks(st: os.stat_result) -> Looks:
 
 def _operands(request: Request, is_link: bool, counts: Counts) -> Work:
     counts.links, counts.files = int(is_link), int(not is_link)
+    counts.files_total = counts.files
     sizes = [os.lstat(o).st_size if is_link else os.stat(o).st_size for o in (request.source, request.destination)]
     findings: List[Finding] = []
     same = is_link or sizes[0] == sizes[1]
     if not same:
         findings.append((SIZE, "%d bytes in SOURCE, %d in DEST" % (sizes[0], sizes[1])))
+    counts.bytes_total = 0 if is_link else sizes[0]
     pair = Pair(request.source, request.destination, is_link, same)
     return Work("", None, None, pair if same or request.metadata else None, 0 if is_link else sizes[0], findings)
 
@@ -529,6 +532,8 @@ class Run:
         for index, found in zip(due, findings):
             slot.findings[index].extend(found)
             self.counts.bytes += slot.works[index].size
+            pair = slot.works[index].pair
+            self.counts.read += pair is not None and pair.bytes
 
     def _on_chunk(self, large: _Large, part: PairChunk, result: Any) -> None:
         large.under_way -= 1
@@ -557,6 +562,7 @@ class Run:
         if large.trouble:
             findings.append((TROUBLE, large.trouble))
         large.slot.missing = 0
+        self.counts.read += 1
         large.close()
         self._open.discard(large)
 

@@ -304,9 +304,7 @@ def _run_as_rank(
 
     started = time.monotonic()
     roots = Roots(pool)
-    if comm.rank == 0:
-        console.follow(pool, lambda: (None, None, None))  # what the others have done is not known before the end
-        console.phase("rank 0 of %d: copying" % comm.world_size)
+    console.join(comm)
     with console.watch(roots, "what is there so far is whole"):
 
         def tell(plan: CopyPlan) -> bool:
@@ -317,14 +315,24 @@ def _run_as_rank(
                 _print_plan(plan)
             return not args.dry_run
 
+        def plan(lister: Any) -> CopyPlan:
+            if comm.rank == 0:
+                console.plan(pool, lister.found)
+            return _plan(args, sources, destination, lister)
+
+        def follow(plan: Optional[CopyPlan], copies: int, summary: Summary) -> None:
+            size, files = (copies * plan.size(), copies * len(plan.files)) if plan is not None else (0, 0)
+            console.follow(pool, lambda: (size, summary.files, files))
+
         job = together.Copy(
             args,
             pool,
             roots,
             console,
-            lambda lister: _plan(args, sources, destination, lister),
+            plan,
             tell,
             lambda: _options(args),
+            follow,
         )
         outcome = together.copy(job, comm)
     if comm.rank == 0 and outcome.summary is not None:

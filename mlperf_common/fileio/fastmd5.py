@@ -209,15 +209,18 @@ def _run_as_rank(args: argparse.Namespace, operands: Sequence[str], pool: AnyPoo
     console = _Console(args)
     roots, summary = Roots(pool), HashSummary()
 
-    def find(lister: ListDirectories) -> Found:
+    def find(lister: Any) -> Found:
+        console.plan(pool, lister.found)
         return _find(args, operands, lister, console)
 
+    def follow(found: Optional[Found], own: HashSummary) -> None:
+        size, files = (found.bytes, found.files) if found is not None else (0, 0)
+        console.follow(pool, lambda: (size, own.files, files))
+
     def body(comm: Any) -> int:
-        if comm.rank == 0:
-            console.follow(pool, lambda: (None, summary.files, None))
-            console.phase("rank 0 of %d: hashing" % comm.world_size)
+        console.join(comm)
         with console.watch(roots, "the list is not complete"):
-            complete = together.list_files(comm, args.meeting, pool, roots, find, console, summary)
+            complete = together.list_files(comm, args.meeting, pool, roots, find, console, summary, follow)
         if comm.rank == 0:
             command.stdout().flush()
             console.conclude(summary, time.monotonic() - started)

@@ -77,14 +77,13 @@ def _result_name(number: int) -> str:
     return "out-%d" % number
 
 
-def work(crew: Crew, pool: AnyPool, roots: Roots, cached: bool) -> HashSummary:
-    """Hash what is published, as long as there is any; the summary tells how it was read.
+def work(crew: Crew, pool: AnyPool, roots: Roots, cached: bool, summary: HashSummary) -> None:
+    """Hash what is published, as long as there is any; ``summary`` tells how it was read.
 
     Raises DigestRefused, AllWorkersDied, Interrupted, and what ``crew.check`` does.
     """
-    items, summary = _Items(crew), HashSummary()
+    items = _Items(crew)
     hash_files(items, pool, roots, _Ear(items), summary, cached)
-    return summary
 
 
 # ---------------------------------------------------------------------------------------------------- the leader

@@ -59,12 +59,16 @@ def _run_as_rank(args: argparse.Namespace, request: Request, pool: AnyPool, cons
     """The same as one of several ranks: rank 0 says what differs."""
     roots, counts = Roots(pool), Counts()
 
+    def follow(lister: Any, own: Counts) -> None:
+        if lister is not None:
+            console.plan(pool, lister.found)
+        else:
+            console.follow(pool, lambda: (counts.bytes_total, own.read, counts.files_total))
+
     def body(comm: Any) -> int:
-        if comm.rank == 0:
-            console.follow(pool, lambda: (None, counts.files, None))
-            console.phase("rank 0 of %d: comparing" % comm.world_size)
+        console.join(comm)
         with console.watch(roots, "the comparison is not complete"):
-            identical = together.compare(comm, args.meeting, pool, roots, request, console, counts)
+            identical = together.compare(comm, args.meeting, pool, roots, request, console, counts, follow)
         if comm.rank == 0:
             command.stdout().flush()
             console.conclude(counts, time.monotonic() - started)

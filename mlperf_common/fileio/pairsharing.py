@@ -34,13 +34,16 @@ class Ear(comparing.Events):
 
 
 class Lead:
-    """Rank 0's part; ``gather`` brings it what every rank has found."""
+    """Rank 0's part; ``gather`` brings it what every rank has found, ``own`` gets what it reads itself."""
 
-    def __init__(self, crew: Crew, pool: AnyPool, roots: Roots, gather: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, crew: Crew, pool: AnyPool, roots: Roots, gather: Callable[[Any], Any], own: Counts
+    ) -> None:
         self._crew = crew
         self._pool = pool
         self._roots = roots
         self._gather = gather
+        self._own = own
         self._publisher = Publisher(crew.place)
 
     def compare_after(self, walked: Callable[[], None]) -> Callable[[Run], None]:
@@ -55,7 +58,7 @@ class Lead:
     def compare(self, run: Run) -> None:
         """Have the entries of a run compared by all ranks, and tell what differs, in order."""
         found = self._publish(run)
-        for differences, moved in self._gather(work(run.request, self._crew, self._pool, self._roots)):
+        for differences, moved in self._gather(work(run.request, self._crew, self._pool, self._roots, self._own)):
             found += [(path, kind, text) for path, kind, text in differences]
             run.counts.bytes += moved
         for difference in sorted(found, key=lambda difference: os.fsencode(difference[0])):
@@ -154,12 +157,14 @@ def _stamp(value: Sequence[int]) -> Stamp:
     return value[0], value[1], value[2]
 
 
-def work(request: Request, crew: Crew, pool: AnyPool, roots: Roots) -> Tuple[List[Difference], int]:
-    """Compare what is published, as long as there is any; what differs, and how many bytes were read.
+def work(
+    request: Request, crew: Crew, pool: AnyPool, roots: Roots, counts: Counts
+) -> Tuple[List[Difference], int]:
+    """Compare what is published, as long as there is any; what differs, and how many bytes were read, as in ``counts``.
 
     Raises AllWorkersDied, Interrupted, and what ``crew.check`` does.
     """
-    ear, counts = Ear(), Counts()
+    ear = Ear()
     run = Run(request, roots, ear, counts)
     decoder = _Decoder(request.follow)
     run.entries = (decoder.work(value) for _, values in items_of(crew) for value in values)

@@ -26,18 +26,22 @@ DEVICE = 1  # the position of a file's device among its numbers
 class Recording:
     """A lister that writes down what it finds in source directories; ``stream`` is a text file."""
 
-    def __init__(self, lister: ListDirectories, stream: IO[str]) -> None:
+    def __init__(self, lister: Any, stream: IO[str]) -> None:
         self._lister = lister
         self._stream = stream
 
     def __call__(self, requests: Sequence[Request]) -> Sequence[AnyListing]:
         """List the directories; the results are in the order of the requests."""
-        results = self._lister(requests)
+        results: Sequence[AnyListing] = self._lister(requests)
         for request, listing in zip(requests, results):
             if isinstance(listing, Listing):
                 json.dump([request.root, request.components, encode(listing)], self._stream)
                 self._stream.write("\n")
         return results
+
+    def found(self) -> int:
+        """How many entries have been found so far."""
+        return int(self._lister.found())
 
 
 class Replay:

@@ -162,6 +162,7 @@ class Console:
         reflows = any(name in os.environ for name in _REFLOWING)
         self._progress = Progress(sys.stderr, mode=mode, label=label, reflows=reflows)
         self._moved = 0
+        self._comm: Any = None
 
     def say(self, line: str) -> None:
         """A line, whatever it is."""
@@ -196,7 +197,7 @@ class Console:
     def plan(self, pool: AnyPool, found: Callable[[], int]) -> None:
         """Show how many entries have been found, until ``follow``."""
         self._progress.start("planning")
-        pool.on_tick = lambda: self._progress.found(found())
+        self._tick(pool, lambda: self._progress.found(found()))
 
     def follow(self, pool: AnyPool, counts: Callable[[], Any]) -> None:
         """Show how far the run is; ``counts()`` gives total bytes, files done, total files."""
@@ -204,10 +205,27 @@ class Console:
 
         def tick() -> None:
             total, done, files = counts()
-            self._progress.update(self._moved, total, done, files)
+            if self._comm is None:
+                self._progress.update(self._moved, total, done, files)
+            elif self._comm.rank:
+                self._comm.report((self._moved, done))
+            else:
+                others = self._comm.reported()
+                # At the end what the others have done is among the counts, too.
+                self._progress.update(self._moved + others[0], total, min(files, done + others[1]), files)
 
         pool.on_moved = self._count
-        pool.on_tick = tick
+        self._tick(pool, tick)
+
+    def join(self, comm: Any) -> None:
+        """Be one rank of several: the first shows what all of them have done, whenever it looks at the others."""
+        self._comm = comm
+
+    def _tick(self, pool: AnyPool, tick: Callable[[], None]) -> None:
+        if self._comm is None:
+            pool.on_tick = tick
+        else:
+            self._comm.on_check = tick
 
     def _count(self, moved: int) -> None:
         self._moved += moved

@@ -114,12 +114,12 @@ class Hand:
 # ------------------------------------------------------------------------------------------- ranks but the leader
 
 
-def help_out(crew: Crew, pool: AnyPool, roots: Roots, events: Events) -> Summary:
-    """Do what the leader publishes, and tell it what became of that; this rank's own part of it."""
+def help_out(crew: Crew, pool: AnyPool, roots: Roots, events: Events, summary: Summary) -> None:
+    """Do what the leader publishes, and tell it what became of that; ``summary`` gets this rank's own part of it."""
     crew.barrier()  # what is common is there, and so are the directories
     plan, options = decode_common(claims.read_json(crew.place, COMMON))
     pool.on_tick = crew.check
-    summary, said = Summary(), Said(events)
+    said = Said(events)
     files = FileWork(plan, roots, options, summary, said, Recorder(False))
     hand = Hand(crew, plan, files, summary)
     try:
@@ -132,7 +132,6 @@ def help_out(crew: Crew, pool: AnyPool, roots: Roots, events: Events) -> Summary
         files.close()
         hand.abandon()
         raise
-    return summary
 
 
 def _result_name(rank: int) -> str:

@@ -17,7 +17,7 @@ import os
 import socket
 import stat
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import IO, TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from mlperf_common.fileio import command, copyplan
 from mlperf_common.fileio.joining import JOB, NODE
@@ -144,16 +144,18 @@ def list_files(
     meeting: str,
     pool: AnyPool,
     roots: Roots,
-    find: Callable[[ListDirectories], Any],
+    find: Callable[[Any], Any],
     events: Any,
     summary: Any,
+    follow: Callable[[Any, Any], None],
 ) -> bool:
     """Take part in a list of checksums; whether it is complete. In rank 0 ``summary`` has the counts at the end.
 
-    ``find`` finds what is to be hashed with the lister that it gets, in rank 0 alone.
+    ``find`` finds what is to be hashed with the lister that it gets, in rank 0 alone. ``follow`` gets what it has found
+    (or None) and the summary of this rank's own part, when that begins.
     Raises DigestRefused, AllWorkersDied, RankFailed, OSError.
     """
-    from mlperf_common.fileio import hashsharing
+    from mlperf_common.fileio import checksum, hashsharing
     from mlperf_common.fileio.claims import Publisher
     from mlperf_common.fileio.walksharing import shared_walk
 
@@ -167,7 +169,10 @@ def list_files(
             summary.files_total, summary.bytes_total = found.files, found.bytes
             summary.problems += found.problems
             count = hashsharing.publish(found, crew, publisher)
-        reads = comm.gather(hashsharing.how_read(hashsharing.work(crew, pool, roots, True)))
+        own = checksum.HashSummary()
+        follow(found, own)
+        hashsharing.work(crew, pool, roots, True, own)
+        reads = comm.gather(hashsharing.how_read(own))
         if comm.rank == 0:
             hashsharing.tell(crew.place, count, events, summary)
             hashsharing.add_reads(summary, reads)
@@ -175,10 +180,18 @@ def list_files(
 
 
 def compare(
-    comm: Any, meeting: str, pool: AnyPool, roots: Roots, request: Any, events: Any, counts: Any
+    comm: Any,
+    meeting: str,
+    pool: AnyPool,
+    roots: Roots,
+    request: Any,
+    events: Any,
+    counts: Any,
+    follow: Callable[[Any, Any], None],
 ) -> bool:
     """Take part in a comparison; whether nothing differs. In rank 0 ``counts`` has the sums at the end.
 
+    ``follow`` gets the lister when listing begins (in rank 0), then None and the counts of this rank's own part.
     Raises AllWorkersDied, RankFailed, OSError.
     """
     from mlperf_common.fileio import comparing, pairsharing
@@ -186,13 +199,25 @@ def compare(
 
     _look_at_ranks(pool, comm)
     with _crew(comm, meeting, ".fastmd5-job-") as crew:
-        lead = pairsharing.Lead(crew, pool, roots, comm.gather) if comm.rank == 0 else None
+        own = comparing.Counts()
+        lead = pairsharing.Lead(crew, pool, roots, comm.gather, own) if comm.rank == 0 else None
         with shared_walk(crew, pool, roots) as lister:
             if lead is None or lister is None:
-                comm.gather(pairsharing.work(request, crew, pool, roots))
+                follow(None, own)
+                comm.gather(pairsharing.work(request, crew, pool, roots, own))
             else:
-                comparing.compare(request, pool, roots, lister, events, counts, lead.compare_after(lister.finish))
+                follow(lister, own)
+                after = lead.compare_after(_both(lister.finish, lambda: follow(None, own)))
+                comparing.compare(request, pool, roots, lister, events, counts, after)
     return bool(comm.broadcast(counts.is_identical()))
+
+
+def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        then()
+
+    return call
 
 
 # ------------------------------------------------------------------------------------------------------ the copy
@@ -205,9 +230,10 @@ class Copy(NamedTuple):
     pool: AnyPool
     roots: Roots
     events: Events
-    plan: Callable[[ListDirectories], CopyPlan]
+    plan: Callable[[Any], CopyPlan]  # gets a lister
     tell: Callable[[CopyPlan], bool]  # what is to be said of a plan; False: nothing is to be copied
     options: Callable[[], Options]
+    follow: Callable[[Optional[CopyPlan], int, Summary], None]  # so many copies of this plan begin; this rank's summary
 
 
 class Outcome(NamedTuple):
@@ -258,17 +284,22 @@ def _copy_by(job: Copy, comm: Any, crew: Crew) -> Outcome:
         return Outcome(not refused)
     if not _is_shared(base, comm, job.events):
         return Outcome(False)
-    summary = _work(job, plan, crew)
+    summary = _work(job, plan, crew, 1)
     return Outcome(bool(comm.broadcast(summary.is_complete())), summary)
 
 
-def _work(job: Copy, plan: Optional[CopyPlan], crew: Crew) -> Summary:
+def _work(job: Copy, plan: Optional[CopyPlan], crew: Crew, copies: int) -> Summary:
     """Lead those who share a DEST, or be one of them."""
     from mlperf_common.fileio import sharing, transfer
+    from mlperf_common.fileio.report import Summary
 
+    summary = Summary()
+    job.follow(plan, copies, summary)
     if plan is None:
-        return sharing.help_out(crew, job.pool, job.roots, job.events)
-    return transfer.copy(plan, job.pool, job.roots, job.options(), job.events, crew=crew)
+        sharing.help_out(crew, job.pool, job.roots, job.events, summary)
+    else:
+        transfer.copy(plan, job.pool, job.roots, job.options(), job.events, summary, crew=crew)
+    return summary
 
 
 @contextmanager
@@ -323,7 +354,7 @@ def _copy_on_nodes(job: Copy, comm: Any) -> Outcome:
     """Each node has its own DEST, and its first rank leads there."""
     from mlperf_common.fileio import sharing
 
-    group = _group(comm)
+    group, nodes = _group(comm)
     leads = comm.rank == group[0]
     if comm.rank:
         job = job._replace(events=sharing.Said(job.events))
@@ -339,7 +370,7 @@ def _copy_on_nodes(job: Copy, comm: Any) -> Outcome:
         with _opened(mine, everybody.place) as fd:
             number = group.index(comm.rank)
             crew = sharing.Crew(number, len(group), fd, comm.barrier, comm.check, checks_sources=comm.rank == 0)
-            summary = _work(job, plan, crew)
+            summary = _work(job, plan, crew, nodes)
         others = comm.gather(_told(summary, job.events) if leads and comm.rank else None)
     if comm.rank == 0:
         _add_up(summary, job.events, others)
@@ -382,12 +413,12 @@ def _words(error: Exception) -> str:
     return reason_of(error) if isinstance(error, OSError) else str(error)
 
 
-def _group(comm: Any) -> List[int]:
-    """The ranks of this node, in order."""
+def _group(comm: Any) -> Tuple[List[int], int]:
+    """The ranks of this node, in order; how many nodes there are."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
         node = "%s %s" % (socket.gethostname(), stream.read().strip())
     nodes = comm.broadcast(comm.gather(node))
-    return [rank for rank, other in enumerate(nodes) if other == node]
+    return [rank for rank, other in enumerate(nodes) if other == node], len(set(nodes))
 
 
 def _told(summary: Summary, events: Events) -> Any:

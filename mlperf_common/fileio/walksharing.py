@@ -103,6 +103,15 @@ class RankLister:
         os.mkdir(LISTED, 0o700, dir_fd=place)
         self._publisher = Publisher(place)
         self._claims = Claims(place, crew.rank, crew.ranks)
+        self._found = 0
+
+    def found(self) -> int:
+        """How many files and directories have been found so far, whichever rank has listed them."""
+        return self._found + self._alone.found()
+
+    def _note(self, listings: Sequence[Optional[Listing]]) -> Sequence[Optional[Listing]]:
+        self._found += sum(listing.entries() for listing in listings if listing is not None)
+        return listings
 
     def finish(self) -> None:
         """The walk is over, and the other ranks stop listing. Raises OSError."""
@@ -136,12 +145,12 @@ class RankLister:
         found: Dict[int, Sequence[Optional[Listing]]] = {}
         piece = self._claims.next()
         while piece is not None:
-            found[piece[0]] = _list(piece[1], self._pool, self._roots)
+            found[piece[0]] = self._note(_list(piece[1], self._pool, self._roots))
             piece = self._claims.next()
         pauses = _pauses(self._crew)
         while len(found) < end - first:
             news = [number for number in self._told() if first <= number < end and number not in found]
-            found.update((number, self._read(number)) for number in news)
+            found.update((number, self._note(self._read(number))) for number in news)
             if not news:
                 next(pauses)
         return found
