@@ -89,9 +89,9 @@ class InTmux(TestCase):
     @slow
     def test_each_width_has_what_fits(self) -> None:
         self.make("s", SMALL)
-        full = r"copying: \d+ %, [\d.]+ MiB of 11.4 MiB, \d+ of 40 files, [\d.]+ MiB/s, [\d.]+ s left"
+        full = r"copying: \d+ %, [\d.]+ [KM]iB of 11.4 MiB, \d+ of 40 files, [\d.]+ [KM]iB/s, [\d.]+ s left"
         wanted = {
-            40: r"copying: \d+ %(, [\d.]+ MiB/s)?, [\d.]+ s left(, \d+ of 40 files)?",
+            40: r"copying: \d+ %(, [\d.]+ [KM]iB/s)?, [\d.]+ s left(, \d+ of 40 files)?",
             80: full,
             200: full,
         }

@@ -26,7 +26,7 @@ FLOORS = {
     "engine": (
         *("transfer", "checksum", "hashplan", "hashtasks", "checking", "comparing", "pairtasks"),
         *("directories", "naming", "leftovers", "filework", "recording", "digest", "copymanifest", "largefile"),
-        *("batches", "copytasks", "linktasks", "dressing", "workload", "serverside"),
+        *("batches", "copytasks", "linktasks", "dressing", "workload", "serverside", "resuming"),
         *("sharing", "sharedfile", "workcode", "claims", "dealing", "rewalk"),
         *("walksharing", "hashsharing", "pairsharing"),
         *("copyfile", "facts", "metadata", "listing", "workers"),

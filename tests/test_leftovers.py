@@ -54,7 +54,13 @@ class Leftovers(TestCase):
 
     def test_which_are_removed(self) -> None:
         mine = leftovers.own_life()
+        zombie = subprocess.Popen(["sleep", "99"])
+        begun = leftovers.start_of(zombie.pid)
+        zombie.kill()
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        self.addCleanup(zombie.wait)
         table = [
+            ("a zombie", self.life(pid=zombie.pid, start=begun), 0, True),
             ("no record", None, 0, False),
             ("a dead process", self.life(), 0, True),
             ("this process", self.life(pid=mine.pid, start=mine.start), 0, False),

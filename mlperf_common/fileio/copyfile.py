@@ -319,6 +319,20 @@ def move_range(worker: Worker, facts: Facts, stream: Stream, start: int, end: in
     return max(0, end - start)
 
 
+def read_range(worker: Worker, facts: Facts, stream: Stream, start: int, end: int, first: bool) -> None:
+    """Take the digest of a source's bytes, without copying them. As ``move_range``."""
+    view = worker.buffer()
+    at = start
+    while at < end:
+        count = worker.turn(min(len(view), end - at), BLOCK_SIZE)
+        _fall_back(facts, "source", stream.src_dev, stream.src, first, direct_io.pread, view, count, at)
+        if stream.digest is not None:
+            stream.digest.update(view[:count])
+        first = False
+        at += count
+        worker.moved(count)
+
+
 def _copy_at_server(worker: Worker, facts: Facts, stream: Stream, start: int, end: int) -> int:
     """How far the server has copied a range: ``start`` where it copies nothing, or where a digest is wanted."""
     if stream.digest is not None or not facts.copies_at_server(stream.src_dev, stream.dst_dev):

@@ -52,7 +52,8 @@ class BatchResult(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """The bytes ``start`` to ``end`` of a file of ``size``; ``first``: none of it is known to have moved."""
+    """The bytes ``start`` to ``end`` of a file of ``size``; ``first``: none of it is known to have moved; ``known``: of
+    these ranges, which an earlier run has copied, only the digests are wanted."""
 
     options: Options
     start: int
@@ -61,6 +62,7 @@ class Extent(NamedTuple):
     src_dev: int
     dst_dev: int
     first: bool
+    known: Tuple[Tuple[int, int], ...] = ()
 
 
 class ExtentResult(NamedTuple):
@@ -199,15 +201,31 @@ def copy_extent(worker: Worker, extent: Extent, fds: Sequence[int]) -> ExtentRes
         copyfile.move_range(worker, facts, stream, *part, extent.first)
         chunks: List[Chunk] = []
     else:
-        # Holes are in it, since they count: which they are is asked here, as there may be very many.
         digest = Digest(extent.start)
         stream = Stream(fds[0], fds[1], extent.src_dev, extent.dst_dev, digest)
-        segments = copyfile.data_segments(fds[0], os.fstat(fds[0]), options.sparse, *part)
-        copyfile.move_segments(worker, facts, stream, segments, part, extent.first)
+        _move_all(worker, extent, stream)
         chunks = digest.chunks()
     if extent.end == extent.size:
         copyfile.check_end(worker, fds[0], extent.size)
+    if options.resume and extent.known != (part,):
+        os.fdatasync(fds[1])  # only then the record may say so
     return ExtentResult(chunks, learned(facts))
+
+
+def _move_all(worker: Worker, extent: Extent, stream: Stream) -> None:
+    """Take the digest of an extent: holes are in it, and so is what an earlier run has copied."""
+    facts, first = facts_of(worker, extent.options), extent.first
+    at = extent.start
+    for start, end in (*extent.known, (extent.end, extent.end)):
+        if at < start:
+            # Which the holes are is asked here, as there may be very many.
+            segments = copyfile.data_segments(stream.src, os.fstat(stream.src), extent.options.sparse, at, start)
+            copyfile.move_segments(worker, facts, stream, segments, (at, start), first)
+            first = False
+        if start < end:
+            copyfile.read_range(worker, facts, stream, start, end, first)
+            first = False
+        at = end
 
 
 def reread_chunks(worker: Worker, task: Reread, fds: Sequence[int]) -> Learned:

@@ -31,7 +31,7 @@ class Options(NamedTuple):
 
     ``direct``, ``sparse``, ``reflink``: AUTO, NEVER, and ALWAYS for the first and last. ``ignore_times``: of a source
     only size and inode are compared. ``digests``: MD5 of what is read are wanted; ``verify``: and compared with
-    what is on the storage then.
+    what is on the storage then. ``resume``: large files have temporaries that outlive the run.
     """
 
     token: str
@@ -44,6 +44,7 @@ class Options(NamedTuple):
     fsync: bool = False
     digests: bool = False
     verify: bool = False
+    resume: bool = False
 
 
 class Facts:

@@ -44,15 +44,16 @@ def make_parser() -> command.Parser:
     """The options of fastcp. Each phrase fits its line; README.md and the man page say more."""
     parser = command.Parser(PROGRAM, version=__version__, usage=USAGE, description=DESCRIPTION)
     _add_selection(parser.add_argument_group("what is copied").add_argument)
-    add = parser.add_argument_group("what exists already").add_argument
+    add = parser.add_argument_group("what exists already, and what is kept").add_argument
     add("-f", "--force", action="store_true", help="replace files that exist")
     add("-u", "--update", action="store_true", help="leave files of the same size, not older")
     add("--checksum", action="store_true", help="with -u: compare bytes, whatever the times")
-    _add_metadata_options(parser.add_argument_group("what is kept").add_argument)
+    _add_metadata_options(add)
     _add_way_options(parser.add_argument_group("how bytes move"))
     add = parser.add_argument_group("proof").add_argument
     add("--verify", action="store_true", help="read back every file before it gets its name")
     add("--manifest", metavar="FILE", action=command.Once, help="write checksums to FILE, as fastmd5 --all would")
+    add("--resume", action="store_true", help="go on with large files where a run was ended")
     add("--fsync", action="store_true", help="write all to the storage before the end")
     nodes = parser.add_argument_group("several nodes")
     joining.add_options(nodes, (joining.JOB, joining.NODE), "where ranks meet (default: beside DEST or in it)")
@@ -214,7 +215,7 @@ def _refuse_conflicts(parser: command.Parser, args: Any) -> None:
     for name in ("verify", "manifest"):
         if args.reflink == "always" and getattr(args, name):
             parser.error("cannot combine --reflink=always and --%s" % name)
-    joining.refuse_conflicts(parser, args, ("manifest",))
+    joining.refuse_conflicts(parser, args, ("manifest", "resume"))
     _refuse_choices(parser, args)
     if args.target_directory is not None and args.no_target_directory:
         parser.error("cannot combine --target-directory (-t) and --no-target-directory (-T)")
@@ -394,6 +395,7 @@ def _options(args: Any) -> Options:
         args.fsync,
         args.manifest is not None,
         args.verify,
+        args.resume,
     )
 
 
@@ -453,6 +455,11 @@ class _Console(session.Console, Events):
 
     def linked(self, source: str, destination: str) -> None:
         self.copied(source, destination)
+
+    def resumed(self, source: str, count: int) -> None:
+        self._moved += 0 if self._args.manifest or self._args.verify else count  # else they are read again
+        if not self.quiet:
+            self.say("note: %s: %s were there from an earlier run" % (quote(source), format_bytes(count)))
 
     def note(self, plan: Optional[CopyPlan], summary: Optional[Summary]) -> None:
         """Keep a plan, a summary, for the outcome. Raises ManifestInTheWay: the list of failures cannot go there."""
@@ -543,6 +550,7 @@ def _besides(summary: Summary) -> List[str]:
         (summary.from_cache, "verified from cache"),
         (summary.unchanged, "%d skipped, unverified"),
         (summary.same, "%d skipped, compared and the same"),
+        (summary.resumed, "bytes from earlier runs: %d"),
         (summary.left_behind, "temporary files of other runs: %d"),
         (summary.outside, "links that lead out of the tree: %d"),
         (summary.split, "hard links copied as files of their own: %d"),

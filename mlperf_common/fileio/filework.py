@@ -140,6 +140,9 @@ class FileWork:
                     chain.close()
         except _FILE_ERRORS as exc:
             self._fail_large(large, reason_of(exc), getattr(exc, "errno", 0) or 0)
+        if large.resumed:
+            self._summary.resumed += large.resumed
+            self._events.resumed(self._paths(large.directory, large.file)[0], large.resumed)
         if large.is_done():
             self._end_large(large)
 
@@ -166,7 +169,8 @@ class FileWork:
             return Task("reread", reread, large.descriptors(), large)
         if large.comparing:
             return Task("compare", Comparison(start, end, size, large.devices()), large.descriptors(), large)
-        extent = Extent(self._options, start, end, size, *large.devices(), first=not large.moved)
+        known = large.known(start, end)
+        extent = Extent(self._options, start, end, size, *large.devices(), first=not large.moved, known=known)
         return Task("extent", extent, large.descriptors(), large)
 
     def _batch_task(self, queue: Queue, files: List[PlannedFile]) -> Optional[Task]:
@@ -210,14 +214,14 @@ class FileWork:
     def on_result(self, task: Task, result: Any) -> None:
         """A batch or an extent has ended, one way or the other."""
         if task.kind in ("extent", "compare", "reread"):
-            self._on_extent(task.context, result)
+            self._on_extent(task.context, result, task)
         elif task.kind == "links":
             self._on_links(task.context, result)
         else:
             directory, files = task.context
             self._on_batch(directory, files, result)
 
-    def _on_extent(self, large: LargeFile, result: Any) -> None:
+    def _on_extent(self, large: LargeFile, result: Any, task: Task) -> None:
         large.under_way -= 1
         if isinstance(result, Failure):
             self._events.trace(result.trace)
@@ -228,11 +232,29 @@ class FileWork:
             if not result:
                 large.differ()
         else:
-            large.moved = True
             large.take(result.chunks)
             self.learn(result.learned)
+            self._note_extent(large, task.payload)
         if large.is_done():
             self._end_large(large)
+
+    def _note_extent(self, large: LargeFile, extent: Extent) -> None:
+        try:
+            large.note(extent.start, extent.end)
+        except OSError as exc:
+            self._fail_large(large, "cannot write its record: %s" % reason_of(exc), exc.errno or 0)
+
+    def ticking(self, tick: Callable[[], None]) -> Callable[[], None]:
+        """``tick``, and what is to be done now and then while the pool works."""
+        if not self._options.resume:
+            return tick
+
+        def both() -> None:
+            tick()
+            for large in self._open:
+                large.touch()
+
+        return both
 
     def _end_large(self, large: LargeFile) -> None:
         """Nothing of it is out: it is compared, or copied; one that differs is begun, and stays open."""

@@ -12,10 +12,11 @@ import os
 from collections import deque
 from typing import Deque, Dict, List, Optional, Sequence, Tuple
 
-from mlperf_common.fileio import batches, copyfile
+from mlperf_common.fileio import batches, copyfile, resuming
 from mlperf_common.fileio.batches import PlannedFile
 from mlperf_common.fileio.copyfile import Making, NewFile, Stream
 from mlperf_common.fileio.manifest import CHUNK_SIZE, Chunk
+from mlperf_common.fileio.resuming import Unfinished
 from mlperf_common.fileio.walk import Directory
 
 
@@ -38,6 +39,8 @@ class LargeFile:
         self.source = -1
         self._new: Optional[NewFile] = None
         self._making: Optional[Making] = None
+        self._unfinished: Optional[Unfinished] = None
+        self.resumed = 0  # bytes that an earlier run has copied
         self.st: Optional[os.stat_result] = None
 
     def open(self, source_dir: Optional[int], making: Making, item: str) -> None:
@@ -69,18 +72,42 @@ class LargeFile:
         making, st = self.opened()
         self.comparing = False
         self._close_standing()
-        new = copyfile.create(making, self.file.entry.name, st.st_mode, st.st_size, self.file.replaces, self._item)
-        self._new = new
+        self._new = new = self._create(making, st)
         new.size, new.source, new.st = st.st_size, self.source, st
         if copyfile.clone(making.facts, Stream(self.source, new.fd, st.st_dev, making.dev), st.st_size):
             return
         os.ftruncate(new.fd, st.st_size)
+        done = self._unfinished.done if self._unfinished is not None else []
+        self.resumed = sum(end - start for start, end in done)
         if making.options.digests or making.options.verify:
             # Whole chunks, holes included: what is hashed is what a reader of the file would read.
             extent = CHUNK_SIZE if making.options.digests else batches.EXTENT
             self.ranges.extend(batches.cut([(0, st.st_size)], extent))
         else:
-            self.ranges.extend(batches.cut(copyfile.data_segments(self.source, st, making.options.sparse)))
+            segments = copyfile.data_segments(self.source, st, making.options.sparse)
+            self.ranges.extend(batches.cut(resuming.without(segments, done) if done else segments))
+
+    def _create(self, making: Making, st: os.stat_result) -> NewFile:
+        name, replaces = self.file.entry.name, self.file.replaces
+        if not making.options.resume:
+            return copyfile.create(making, name, st.st_mode, st.st_size, replaces, self._item)
+        new, self._unfinished = resuming.open_part(making, name, st, replaces)
+        return new
+
+    def known(self, start: int, end: int) -> Tuple[Tuple[int, int], ...]:
+        """What an earlier run has copied of these bytes: it is only read again."""
+        return () if self._unfinished is None else resuming.within(self._unfinished.done, (start, end))
+
+    def note(self, start: int, end: int) -> None:
+        """An extent is copied. Raises OSError (the record)."""
+        self.moved = True
+        if self._unfinished is not None:
+            self._unfinished.add(start, end)
+
+    def touch(self) -> None:
+        """Say that this run is alive."""
+        if self._unfinished is not None:
+            self._unfinished.touch()
 
     def take(self, chunks: Sequence[Chunk]) -> None:
         """The digests of an extent."""
@@ -141,6 +168,9 @@ class LargeFile:
         self.check_source()
         (copyfile.replace if self.file.replaces else copyfile.commit)(making, self._new)
         self._new = None
+        if self._unfinished is not None:
+            part, self._unfinished = self._unfinished, None
+            part.remove_record()
 
     def check_source(self) -> None:
         """Raise FileChanged if the source has changed since it was opened. Raises OSError."""
@@ -163,6 +193,10 @@ class LargeFile:
     def close(self) -> None:
         """Close what is open and leave nothing of an uncommitted file."""
         new, self._new = self._new, None
+        part, self._unfinished = self._unfinished, None
+        if new is not None and part is not None:
+            part.leave()
+            new.temporary = ""  # it stays
         if new is not None:
             new.discard()
         if self._making is not None:

@@ -39,7 +39,7 @@ class Life(NamedTuple):
 
 def own_life() -> Life:
     """This process's. Without /proc nothing is known, and nothing will ever be taken for it."""
-    return Life(_boot(), _namespace(), os.getpid(), _start_of(os.getpid()))
+    return Life(_boot(), _namespace(), os.getpid(), start_of(os.getpid()))
 
 
 def _boot() -> str:
@@ -57,11 +57,12 @@ def _namespace() -> str:
         return ""
 
 
-def _start_of(pid: int) -> int:
-    """When a process began (field 22 of /proc/PID/stat, proc(5)); 0 if there is none."""
+def start_of(pid: int) -> int:
+    """When a process began (field 22 of /proc/PID/stat, proc(5)); 0 if there is none, or it is a zombie."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            fields = file.read().rpartition(b")")[2].split()
+        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
     except (OSError, IndexError, ValueError):
         return 0
 
@@ -153,7 +154,7 @@ def _is_over(text: bytes) -> Optional[bool]:
     here = own_life()
     if not here.boot or not here.namespace or life[:2] != here[:2]:
         return None
-    return not life.start or _start_of(life.pid) != life.start
+    return not life.start or start_of(life.pid) != life.start
 
 
 def remove(place: int, name: str) -> bool:

@@ -29,6 +29,9 @@ class Events:
     def linked(self, source: str, destination: str) -> None:
         """A symbolic link has been copied as one."""
 
+    def resumed(self, source: str, count: int) -> None:
+        """So many bytes of a large file were there from an earlier run."""
+
     def phase(self, label: str) -> None:
         """Another part of the work begins."""
 
@@ -47,6 +50,7 @@ class Summary:
         self.split = 0  # files with several names, each name copied as a file of its own
         self.same = 0  # files that stood there with the same bytes
         self.cloned = False
+        self.resumed = 0  # bytes that earlier runs had copied
         self.by_server = False
         self.from_cache = False  # some of what was verified came from the page cache
         self.left_behind = 0  # temporaries of other runs, of which it is not certain that they are dead

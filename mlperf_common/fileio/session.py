@@ -10,6 +10,7 @@ Does not: decide what is an error, or know what a task does.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import signal
 import stat
@@ -102,6 +103,8 @@ def _make_pool(program: str, args: argparse.Namespace, functions: Any, stop: Sto
     pace = _make_pace(args)
     if alone:
         return workers.InProcess(functions, args.buffer_size, stop, pace)
+    # Once, before there are workers: in each of 16 it is 80 calls and 5 ms, and a young directory's names need it.
+    importlib.import_module("hashlib")
     pool = workers.Pool(args.num_workers, functions, args.buffer_size, stop, pace)
     if pool.width < args.num_workers:
         command.say(program, "note: workers: %s allows %d" % (pool.limited_by, pool.width))

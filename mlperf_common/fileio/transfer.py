@@ -54,7 +54,7 @@ def copy(
     directories = Directories(plan, pool, roots, options, summary, events)
     files = FileWork(plan, roots, options, summary, events, recorder or Recorder(False))
     keeper = Keeper(plan, roots, options, summary, events, crew is not None)
-    pool.on_tick = keeper.ticking(pool.on_tick)
+    pool.on_tick = files.ticking(keeper.ticking(pool.on_tick))
     lead = _lead(crew, plan, pool, options, summary, events)
     try:
         _check_base(plan, roots)
