@@ -77,7 +77,7 @@ class Help(TestCase):
     def test_it_is_grouped(self) -> None:
         text = run_tool("fastcp", "--help", expect=0).stdout
         found = re.findall(r"(?m)^([a-z].*):$", text)
-        self.assertEqual(found[1:3], ["what is copied", "what exists already"])
+        self.assertEqual(found[1:3], ["what is copied", "what exists already, and what is kept"])
         self.assertGreaterEqual(len(found), 7)
 
 
