@@ -130,6 +130,34 @@ def planning(bench: Bench) -> Result:
     return Result("1,000,000 files in 10,000 directories planned", "warm cache", figures=figures)
 
 
+def flat(bench: Bench) -> Result:
+    """1,000,000 files against 10,000 of them: seconds a file, until sync has returned."""
+    few, many = bench.data.get("hundredth"), bench.data.get("million")
+    times = len(list(bench.data.files("million"))) / len(list(bench.data.files("hundredth")))
+    ratios, seconds, memory = [], [], 0
+    for number in range(bench.pairs):
+        # Five short ones for each long one: their median is as steady as it.
+        short = [_seconds(_copied(bench, few)) for _ in range(5)]
+        run = _copied(bench, many)
+        memory = max(memory, run.rss)
+        seconds.append(_seconds(run))
+        ratios.append(seconds[-1] / times / statistics.median(short))
+        say("round %d of %d: %.1f s, %.2f a file" % (number + 1, bench.pairs, seconds[-1], ratios[-1]))
+    figures = [Figure("1,000,000 files", statistics.median(seconds), "s")]
+    figures.append(Figure("seconds a file, over those of 10,000 files", statistics.median(ratios), "", 1.15))
+    figures.append(Figure("the largest process, at its peak", memory / 1e6, "MB", 300))
+    return Result("1,000,000 files of a byte in 10,000 directories", "warm cache", figures=figures)
+
+
+def _copied(bench: Bench, source: str) -> machine.Run:
+    copy = bench.fresh("fastcp")
+    return machine.run(contestants.fastcp(bench.python).command(source, copy), sync=os.path.dirname(copy))
+
+
+def _seconds(run: machine.Run) -> float:
+    return run.until_exit + run.syncing
+
+
 def tiny(bench: Bench) -> Result:
     """1 file of 10 bytes: what a start costs."""
     entered = (contestants.fastcp(bench.python), contestants.nothing(bench.python), contestants.cp())
@@ -306,5 +334,6 @@ CASES: Dict[str, Callable[[Bench], Result]] = {
     "late": late,
     "walk": walk,
     "planning": planning,
+    "flat": flat,
     "calls": calls,
 }
