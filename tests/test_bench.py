@@ -58,12 +58,14 @@ class Bench(TestCase):
 
     @needs("cc")
     def test_where_each_call_is_late(self) -> None:
-        found = self.data("late", "walk", "planning", "flat")
+        found = self.data("late", "walk", "planning")
         self.assertGreater(min(found["late"]["contestants"]["cp -r"]["seconds"]), 0.03)  # 10 files, 5 calls, 1 ms
         figures = {figure["name"]: figure["value"] for figure in found["walk"]["figures"]}
         self.assertGreater(figures["planning by one process"], 0.05)
         self.assertEqual(len(found["planning"]["figures"]), 2)
+        found = self.data("flat", "workers", "--pairs", "1")
         self.assertGreater(found["flat"]["figures"][0]["value"], 0.01)
+        self.assertEqual(len(found["workers"]["figures"]), 15)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import tempfile
 import time
 from typing import Callable, Dict, List, Sequence
 
@@ -128,6 +129,33 @@ def planning(bench: Bench) -> Result:
     figures = [Figure("seconds, over find -printf", statistics.median(ratios), "", 2.5)]
     figures.append(Figure("sum of Pss of all processes, at its peak", memory / 1e6, "MB", 300))
     return Result("1,000,000 files in 10,000 directories planned", "warm cache", figures=figures)
+
+
+def number_of_workers(bench: Bench) -> Result:
+    """10,000 files of a byte by 8, 16 and 32 workers: tmpfs, this disk, and 0.2, 1 and 5 ms a call (2,000 files)."""
+    taken: Dict[str, Dict[int, List[float]]] = {}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        source = bench.data.get("hundredth")
+        shutil.copytree(source, os.path.join(memory, "s"))
+        late, few = _slowed(bench), bench.data.get("fivehundredth")
+        for number, count in itertools.product(range(bench.pairs), (8, 16, 32)):
+            for name, origin, copy, environ in (
+                ("tmpfs", os.path.join(memory, "s"), os.path.join(memory, "%d-%d" % (number, count)), None),
+                ("this disk", source, bench.fresh("fastcp"), None),
+                ("0.2 ms", source, bench.fresh("fastcp"), {**late, "LATENCY_US": "200"}),
+                ("1 ms", source, bench.fresh("fastcp"), late),
+                ("5 ms", few, bench.fresh("fastcp"), {**late, "LATENCY_US": "5000"}),
+            ):
+                command = contestants.fastcp(bench.python).command(origin, copy)
+                run = machine.run([*command, "-n", str(count)], environ=environ)
+                taken.setdefault(name, {}).setdefault(count, []).append(run.until_exit)
+            say("round %d of %d: %d workers" % (number + 1, bench.pairs, count))
+    figures = [
+        Figure("%s, %d workers" % (name, count), statistics.median(found), "s")
+        for name, by_count in taken.items()
+        for count, found in by_count.items()
+    ]
+    return Result("10,000 files of a byte by 8, 16 and 32 workers (5 ms: 2,000 files)", "warm cache", figures=figures)
 
 
 def flat(bench: Bench) -> Result:
@@ -335,5 +363,6 @@ CASES: Dict[str, Callable[[Bench], Result]] = {
     "walk": walk,
     "planning": planning,
     "flat": flat,
+    "workers": number_of_workers,
     "calls": calls,
 }

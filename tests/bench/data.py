@@ -22,7 +22,7 @@ SMALL_FILES = 20_000
 SMALL_IN_ONE = 100  # small files in a directory: 200 directories
 SMALL_SIZES = (1 << 10, 64 << 10)  # bytes, both included, each size in between as likely
 MILLION = 1_000_000
-PARTS_OF_MILLION = {"million": 1, "hundredth": 100, "ranked": 25}
+PARTS_OF_MILLION = {"million": 1, "hundredth": 100, "fivehundredth": 500, "ranked": 25}
 COMPLETE = "complete"  # the name of the file that says so
 
 
@@ -42,8 +42,8 @@ class Data:
         """The path of the set ``name``, a directory; made if it is not there.
 
         four: 4 large files. one: 1 file of the size of these 4. small: many files of 1 to 64 KiB. tiny: 1 file of
-        a few bytes. million: 1,000,000 files of a byte. hundredth: 10,000 of these, ranked: 40,000.
-        walked: 50,000 in directories of 25.
+        a few bytes. million: 1,000,000 files of a byte. hundredth: 10,000 of these, fivehundredth: 2,000,
+        ranked: 40,000. walked: 50,000 in directories of 25.
         """
         place = os.path.join(self.root, "%s-%g" % (name, self._scale))
         if not os.path.exists(os.path.join(place, COMPLETE)):
