@@ -18,6 +18,7 @@ import support
 from support import ROOT
 
 from mlperf_common import __version__
+from mlperf_common.fileio.fastcp import ATTRIBUTES
 
 NAMES = {
     "fastcp": "copy files and trees, many at once",
@@ -35,6 +36,8 @@ EXAMPLES = {
     "dropcache": ["dropcache DEST"],
 }
 DIRECTORIES = {"--target-directory", "--directory", "--rendezvous"}
+LISTS = {"--preserve", "--no-preserve"}
+KEPT = (*ATTRIBUTES, "all")
 FILES = {"--manifest", "--failed-list", "--files-from"}
 
 
@@ -61,7 +64,8 @@ def told() -> Dict[Tuple[str, str], str]:
 
 
 def roff(text: str) -> str:
-    """A text of README.md as roff: what is in backquotes bold."""
+    """A text of README.md as roff: what is in backquotes bold, its other sections said to be there."""
+    text = re.sub(r'(see "On [^"]*")', r"\1 in README.md", text)
     text = text.replace("\\", "\\e").replace("-", "\\-")
     text = re.sub(r"`([^`]*)`", r"\\fB\1\\fP", text)
     return "\\&" + text if text[:1] in (".", "'") else text
@@ -88,8 +92,6 @@ def page(tool: str) -> str:
     lines += [".SH NAME", "%s \\- %s" % (tool, NAMES[tool]), ".SH SYNOPSIS", ".nf"]
     lines += [roff(line.strip()) for line in parser.usage.splitlines()]
     lines += [".fi", ".SH DESCRIPTION", roff(" ".join(parser.description.split()))]
-    for paragraph in paragraphs(tool):
-        lines += [".PP", roff(paragraph)]
     lines.append(".SH OPTIONS")
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.option_strings]
@@ -97,6 +99,8 @@ def page(tool: str) -> str:
             lines.append(".SS " + group.title.capitalize())
         for action in actions:
             lines += [".TP", invocation(action), roff(words[tool, action.option_strings[0]]) + "."]
+    for number, paragraph in enumerate(paragraphs(tool)):
+        lines += [".PP" if number else ".SH NOTES", roff(paragraph)]
     lines += [".SH EXIT STATUS", roff(STATUS[tool]), "Ended by a signal, a tool dies of that signal."]
     lines += [".SH ENVIRONMENT", ".TP", "\\fBFASTCP_DEBUG\\fP", "1: unexpected errors show where they came from."]
     lines.append(".SH EXAMPLES")
@@ -108,50 +112,63 @@ def page(tool: str) -> str:
 
 
 def paragraphs(tool: str) -> List[str]:
-    """What README.md says below the table of options."""
+    """What README.md says below the table of options, if anything."""
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as stream:
         part = re.split(r"\n##", stream.read().split("\n### %s\n" % tool)[1])[0]
-    text = part.split("|\n\n")[-1]
+    text = re.split(r"(?m)^\|.*$", part)[-1]
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     text = re.sub(r"\*\*([A-Z][^*`]*)\*\*", r"\1", text)
     return [" ".join(piece.split()) for piece in text.split("\n\n") if piece.strip()]
 
 
 def completion(tool: str) -> str:
-    """The bash completion: options, and the values of those that have a choice; else names of files."""
-    options: List[str] = []
-    cases: List[str] = []
-    for action in parser_of(tool)._actions:
-        options += action.option_strings
-        names = "|".join(action.option_strings)
-        if action.choices:
-            words = " ".join(action.choices)
-            cases.append('        %s) COMPREPLY=($(compgen -W "%s" -- "$current")); return ;;' % (names, words))
-        elif DIRECTORIES & set(action.option_strings):
-            cases.append('        %s) compopt -o dirnames; return ;;' % names)
-        elif FILES & set(action.option_strings):
-            cases.append("        %s) return ;;" % names)
-        elif action.nargs is None:
-            cases.append("        %s) compopt +o default; return ;;" % names)
+    """The bash completion: options, and the values of those that take one; names of files are left to readline."""
+    actions = parser_of(tool)._actions
+    options = [name for action in actions for name in action.option_strings]
+    cases = [
+        "        %s) %s ;;" % ("|".join(action.option_strings), values(action))
+        for action in actions
+        if action.nargs != 0
+    ]
+    with_value = [name for action in actions if action.nargs is None for name in action.option_strings]
+    letters = "".join(name[1] for name in with_value if not name.startswith("--"))
+    bundle = "^-([^-%s][^%s]*)?([%s])$" % (letters, letters, letters)
+    longs = " ".join(name for name in with_value if name.startswith("--"))
     return "\n".join([
         "# bash completion for %s; made by tests/manuals.py" % tool,
         "_%s() {" % tool,
-        "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}",
+        "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} option=",
         "    COMPREPLY=()",
-        "    # bash takes = for a word of its own",
-        "    if [[ $current == = ]]; then current=",
-        "    elif [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}",
+        '    [[ " ${COMP_WORDS[*]:1:COMP_CWORD - 1} " != *" -- "* ]] || return 0',
+        "    # whose value is completed; bash takes = for a word of its own",
+        "    if [[ $current == = ]]; then option=$previous current=",
+        "    elif [[ $previous == = ]]; then option=${COMP_WORDS[COMP_CWORD - 2]}",
+        *(["    elif [[ $previous =~ %s ]]; then option=-${BASH_REMATCH[2]}" % bundle] if letters else []),
+        *(['    elif [[ " %s " == *" $previous "* ]]; then option=$previous' % longs] if longs else []),
         "    fi",
-        "    case $previous in",
+        "    case $option in",
+        '        "") [[ $current != -* ]] || COMPREPLY=($(compgen -W "%s" -- "$current")) ;;' % " ".join(options),
         *cases,
         "    esac",
-        "    if [[ $current == -* ]]; then",
-        '        COMPREPLY=($(compgen -W "%s" -- "$current"))' % " ".join(options),
-        "    fi",
         "}",
         "complete -o default -F _%s %s" % (tool, tool),
         "",
     ])  # fmt: skip
+
+
+def values(action: argparse.Action) -> str:
+    """What bash does to complete an option's value: nothing, where only the user knows it."""
+    names = set(action.option_strings)
+    if action.choices:
+        return 'compopt +o default; COMPREPLY=($(compgen -W "%s" -- "$current"))' % " ".join(action.choices)
+    if names & DIRECTORIES:
+        return "compopt +o default -o dirnames"
+    if names & LISTS:
+        return (
+            "compopt +o default -o nospace; "
+            'COMPREPLY=($(compgen -P "${current%%"${current##*,}"}" -W "%s" -- "${current##*,}"))' % " ".join(KEPT)
+        )
+    return ":" if names & FILES else "compopt +o default"
 
 
 def files() -> Dict[str, str]:

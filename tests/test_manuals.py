@@ -6,14 +6,28 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
-from typing import List
+import select
+import time
+from typing import Any, Dict, List
 
 import manuals
 import support
-from support import ROOT, TestCase, needs, needs_root, run_tool, slow
+from support import CLIENT, ROOT, TestCase, needs, needs_root, run_tool, slow
+
+from mlperf_common.distributed import meeting
+
+with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as readme:
+    README = readme.read()
 
 SCREEN = 52  # lines of the longest help
+
+
+def rendered(tool: str) -> str:
+    """A page as man shows it, its paragraphs in lines of any length."""
+    path = os.path.join(CLIENT, "man", tool + ".1")
+    return support.run(["man", "-l", path], env={"MANWIDTH": "4000", "LC_ALL": "C.UTF-8"}, expect=0).stdout
 
 
 class Files(TestCase):
@@ -33,33 +47,196 @@ class Files(TestCase):
                 for option in manuals.parser_of(tool)._option_string_actions:
                     self.assertRegex(done.stdout, r"(?m)^ {7}(.*, )?%s\b" % re.escape(option))
 
-    def complete(self, line: str) -> List[str]:
-        """What bash offers for a command line, the cursor at its end."""
-        words = [word for word in re.split(r"( |=)", line) if word not in ("", " ")] + ([""] if line[-1] in " " else [])
-        script = (
-            'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); compopt() { :; }; "_$1"; '
-            'printf "%s\\n" "${COMPREPLY[@]}"'
-        )
-        path = os.path.join(ROOT, "client/completion", words[0])
-        return support.run(["bash", "-c", script, "bash", path, *words], expect=0).stdout.split()
+    @needs("groff", "lexgrog")
+    def test_pages_are_clean_roff_and_nothing_of_markdown(self) -> None:
+        for tool in support.TOOLS:
+            with self.subTest(tool):
+                path = os.path.join(ROOT, "client/man/%s.1" % tool)
+                for device in ("ascii", "utf8"):
+                    done = support.run(["groff", "-man", "-ww", "-z", "-T" + device, path], expect=0)
+                    self.assertEqual((done.stdout, done.stderr), ("", ""))
+                text = rendered(tool)
+                self.assertNotRegex(text, r"[|`]|\*\*[A-Z]|\\f")
+                if "see below" in text:
+                    self.assertIn("\nNOTES\n", text[text.rindex("see below") :])
+                sections = re.findall(r'(?<=see ")([^"]*)" in README.md', text)
+                self.assertEqual(len(sections), text.count('see "'))
+                self.assertEqual([name for name in sections if f"# {name}\n" not in README], [])
+                support.run(["lexgrog", path], expect=0)
 
-    def test_completion_by_bash(self) -> None:
+    @needs("man")
+    def test_defaults_and_choices_are_those_of_the_option_tables(self) -> None:
+        for tool in support.TOOLS:
+            entries = explained(tool)
+            for action in manuals.parser_of(tool)._actions:
+                name = action.option_strings[-1]
+                with self.subTest(tool, option=name):
+                    words = entries[name]
+                    for choice in action.choices or ():
+                        self.assertRegex(words, r"\b%s\b" % choice)
+                    if action.nargs == 0 and action.const is not None and action.const == action.default:
+                        self.assertTrue(words.endswith("; the default."), words)
+                    elif type(action.default) is int:
+                        size = action.default >> 20
+                        self.assertTrue(words.endswith(f"; default: {f'{size}M' if size else action.default}."), words)
+                    elif action.choices and action.default:
+                        self.assertEqual(re.findall(r"(\w+)(?::[^;:]*)? \(default\)", words), [action.default])
+                    elif name == "--rank-timeout":
+                        seconds = (meeting.DEAD_SECONDS, meeting.DEAD_SECONDS_NFS)
+                        self.assertIn("default: %d, and %d where they meet on NFS" % seconds, words)
+                    elif name != "--rendezvous":
+                        self.assertNotRegex(words, r"default: |\(default\)")
+
+
+def explained(tool: str) -> Dict[str, str]:
+    """The entries of a page, as man shows it, by the last name of each option."""
+    found: Dict[str, str] = {}
+    name = ""
+    for line in rendered(tool).split("\nOPTIONS\n")[1].split("\nEXIT STATUS\n")[0].splitlines():
+        tag = re.match(r" {7}(?:-\w(?: [A-Z]+)?, |--[\w-]+(?:=[A-Z]+)?, )*(--?[\w-]+)\S*(?: +(\S.*))?$", line)
+        if tag:
+            name = tag[1]
+            found[name] = tag[2] or ""
+        elif line.startswith(" " * 14):
+            found[name] += line.strip()
+    return found
+
+
+class Shell:
+    """A bash on a terminal of its own, in which completions are loaded; ``reply`` is what a line becomes."""
+
+    PROMPT = b"what next? "
+
+    def __init__(self, place: str, directory: str) -> None:
+        support.make_tree(place, {
+            "inputrc": b'set enable-bracketed-paste off\n"\\C-xi": insert-completions\n',
+            "rc": "\n".join([
+                f"PS1='{os.fsdecode(self.PROMPT)}'",
+                *(f". {CLIENT}/completion/{tool}" for tool in support.TOOLS),
+                *(f"{tool}() {{ printf '%s\\0' $# \"$@\" >&$ANSWERS; }}" for tool in support.TOOLS),
+            ]).encode(),
+        })  # fmt: skip
+        self._terminal, there = pty.openpty()
+        self._answers, writing = os.pipe()
+        env = {"INPUTRC": os.path.join(place, "inputrc"), "ANSWERS": str(writing), "TERM": "dumb", "HISTFILE": None,
+               "LC_ALL": "C.UTF-8"}  # fmt: skip
+        self.process = support.start(
+            ["bash", "--noprofile", "--rcfile", os.path.join(place, "rc"), "-i"],
+            env=env, cwd=directory, stdin=there, stdout=there, stderr=there, pass_fds=[writing],
+        )  # fmt: skip
+        os.close(there)
+        os.close(writing)
+        self._wait()
+
+    def _wait(self) -> bytes:
+        """What the terminal shows up to the next prompt."""
+        seen, end = b"", time.monotonic() + 20
+        while not seen.endswith(self.PROMPT):
+            ready, _, _ = select.select([self._terminal], [], [], max(0, end - time.monotonic()))
+            if not ready:
+                raise AssertionError(f"no prompt: {seen!r}")
+            seen += os.read(self._terminal, 1 << 16)
+        return seen
+
+    def reply(self, line: str) -> List[str]:
+        """The arguments of a command line whose last word is replaced by all its completions."""
+        os.write(self._terminal, os.fsencode(line) + b"\x18i\r")
+        seen = self._wait()
+        if seen.count(b"\n") != 1:
+            raise AssertionError(f"more than the line is shown: {seen!r}")
+        data = b""
+        while data.count(b"\0") < 1 + int(data.split(b"\0")[0] or b"9999"):
+            ready, _, _ = select.select([self._answers], [], [], 20)
+            data += os.read(self._answers, 1 << 16) if ready else b"0\0no answer"
+        return os.fsdecode(data).split("\0")[1:-1]
+
+    def close(self) -> None:
+        """The shell ends."""
+        support.kill_group(self.process)
+        self.process.wait()
+        os.close(self._terminal)
+        os.close(self._answers)
+
+
+@needs("bash")
+class Completion(TestCase):
+    """Operands and values as readline itself puts them into the line."""
+
+    shell: Any = None
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        place = support.make_temporary()
+        cls.addClassCleanup(support.remove_tree, place)
+        tree: Dict[str, Any] = dict.fromkeys(EVERYTHING, b"")
+        here = os.path.join(place, "here")
+        cls.shell = Shell(place, support.make_tree(here, {**tree, "dir": {"below": b""}, "other": {}}))
+        cls.addClassCleanup(cls.shell.close)
+
+    def completed(self, line: str) -> List[str]:
+        """The completions of a line's last word: an option's value without the option."""
+        before, last = line.rsplit(" ", 1)
+        found = self.shell.reply(line)[len(before.split()) - 1 :]
+        if found == [last] or not found:
+            return []
+        head = last[: last.find("=") + 1]
+        return sorted([found[0][len(head) :], *found[1:]])
+
+    def test_the_options_are_those_that_exist(self) -> None:
+        for tool in support.TOOLS:
+            with self.subTest(tool):
+                wanted = sorted(manuals.parser_of(tool)._option_string_actions)
+                self.assertEqual(self.completed(f"{tool} -"), wanted)
+
+    def test_values_of_every_option(self) -> None:
+        for tool in support.TOOLS:
+            for name, action in manuals.parser_of(tool)._option_string_actions.items():
+                if action.nargs == 0:
+                    continue
+                with self.subTest(tool, option=name):
+                    wanted = values(action)
+                    if name.startswith("--"):
+                        self.assertEqual(self.completed(f"{tool} {name}="), wanted)
+                    if action.nargs == "?":  # the next word is an operand
+                        self.assertEqual(self.completed(f"{tool} {name} jo"), ["job.sh"])
+                    else:
+                        self.assertEqual(self.completed(f"{tool} x {name} "), wanted)
+                    if len(name) == 2:
+                        self.assertEqual(self.completed(f"{tool} -q{name[1]} "), wanted)
+
+    def test_beginnings(self) -> None:
         for line, wanted in {
             "fastcp --verb": ["--verbose"],
-            "fastcp --no-d": ["--no-dereference"],
-            "fastcp --direct=": ["auto", "always", "never"],
-            "fastcp --direct=a": ["auto", "always"],
-            "fastcp --progress ": ["auto", "bar", "plain", "none"],
-            "fastcp -r sr": [],
+            "fastcp --di": ["--direct", "--distributed"],
+            "fastcp --direct=a": ["always", "auto"],
+            "fastcp --progress p": ["plain"],
+            "fastcp --preserve=mode,li": ["mode,links"],
+            "fastcp --no-preserve links,x": ["links,xattr"],
+            "fastcp -rft d": ["dir"],
+            "fastcp --manifest fi": ["file"],
             "fastmd5 --comp": ["--compare"],
-            "fastmd5 --distributed=": ["job"],
-            "fastcp --distributed=n": ["node"],
+            "fastmd5 -qC o": ["other"],
             "dropcache --sk": ["--skip-special"],
         }.items():
             with self.subTest(line):
-                self.assertEqual(self.complete(line), wanted)
-        offered = self.complete("fastcp -")
-        self.assertEqual(sorted(offered), sorted(manuals.parser_of("fastcp")._option_string_actions))
+                self.assertEqual(self.completed(line), wanted)
+
+    def test_operands_are_files(self) -> None:
+        for tool in support.TOOLS:
+            with self.subTest(tool):
+                self.assertEqual(self.completed(f"{tool} "), EVERYTHING)
+                self.assertEqual(self.completed(f"{tool} -q a"), ["a file", "auto.txt"])
+                self.assertEqual(self.completed(f"{tool} -- -q"), ["-qodd"])
+                self.assertEqual(self.completed(f"{tool} dir/b"), ["dir/below"])
+
+
+EVERYTHING = ["-qodd", "a file", "auto.txt", "dir", "file", "job.sh", "other"]
+
+
+def values(action: Any) -> List[str]:
+    """What may follow an option, in the directory of the tests: nothing, where only the user knows it."""
+    kinds = {"LIST": manuals.KEPT, "DIR": ["dir", "other"], "FILE": EVERYTHING}
+    return sorted(action.choices or kinds.get(action.metavar, []))
 
 
 class Help(TestCase):
