@@ -340,6 +340,7 @@ class Limits(TestCase):
         self.assertFalse(os.path.exists(self.path("b")))
         run_tool("fastcp", "-b", "64M", source, self.path("b"), under=under, expect=0)  # as it says
 
+    @slow
     def test_a_slow_reader_of_messages(self) -> None:
         source = self.make("s", {f"d{i}": {f"{'f' * 100}{j}": b"x" for j in range(300)} for i in range(10)})
         process = self.start_tool("fastcp", "-rv", "-n", "16", source, self.path("copy"), stderr=subprocess.PIPE)
