@@ -54,6 +54,9 @@ class Case(TestCase):
         found = glob.glob(self.path(".fastcp-resume-*.json"))
         return found[0] if found else ""
 
+    def part(self) -> str:
+        return glob.glob(self.path(".fastcp-resume-*.part"))[0]
+
     def copied(self) -> int:
         """How many bytes the record says are there."""
         try:
@@ -79,6 +82,7 @@ class Killed(Case):
             with self.subTest(signum=signum):
                 there = self.begin(*self.LIMIT, signum=signum)
                 self.assertGreater(there, 0)
+                self.make(os.path.basename(self.part())[:-4] + "new", b"as when killed before the rename")
                 done = self.finish()
                 self.assertIn("bytes from earlier runs: %d" % there, done.stderr)
                 self.assert_whole()
@@ -101,7 +105,7 @@ class Killed(Case):
         self.assertGreater(self.begin(*self.LIMIT), 0)
         with open(self.record(), encoding="ascii") as stream:
             start = json.load(stream)[5][0][0]
-        with open(glob.glob(self.path(".fastcp-resume-*.part"))[0], "r+b") as part:
+        with open(self.part(), "r+b") as part:
             part.seek(start)
             part.write(b"\0" * 4096)  # as a disk that has lost it
         done = self.finish("--verify", expect=1)
@@ -162,7 +166,6 @@ class NotGoneOnWith(Case):
         super().setUp()
         self.make("s", Random(SIZE, seed=1))
         self.assertGreater(self.begin(*Killed.LIMIT), 0)
-        self.part = glob.glob(self.path(".fastcp-resume-*.part"))[0]
 
     def assert_begun_anew(self, others: List[str]) -> None:
         done = self.finish()
@@ -184,20 +187,23 @@ class NotGoneOnWith(Case):
 
     @slow
     def test_a_replaced_temporary(self) -> None:
-        os.unlink(self.part)
-        self.make(os.path.basename(self.part), Sparse(SIZE, {}))
-        self.assert_begun_anew([os.path.basename(self.part)])
+        part = self.part()
+        os.unlink(part)
+        self.make(os.path.basename(part), Sparse(SIZE, {}))
+        self.assert_begun_anew([os.path.basename(part)])
 
     @slow
     def test_a_temporary_that_has_gone_or_is_a_link(self) -> None:
-        os.rename(self.part, self.path("victim"))
-        os.symlink("victim", self.part)
-        self.assert_begun_anew([os.path.basename(self.part), "victim"])
+        part = self.part()
+        os.rename(part, self.path("victim"))
+        os.symlink("victim", part)
+        self.assert_begun_anew([os.path.basename(part), "victim"])
 
     @slow
     def test_a_temporary_with_another_name(self) -> None:
-        os.link(self.part, self.path("other"))
-        self.assert_begun_anew([os.path.basename(self.part), "other"])
+        part = self.part()
+        os.link(part, self.path("other"))
+        self.assert_begun_anew([os.path.basename(part), "other"])
 
     def test_forged_records(self) -> None:
         with open(self.record(), encoding="ascii") as stream:
@@ -219,10 +225,11 @@ class NotGoneOnWith(Case):
 
     @slow
     def test_a_run_that_still_works(self) -> None:
+        part = self.part()
         words = ["fastcp", "--resume", "-n", "2", "--bwlimit", "5M", self.path("s"), self.path("d")]
         tool = self.start_tool(*words, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 20
-        while os.path.exists(self.part) and time.monotonic() < deadline:  # it has taken it over
+        while os.path.exists(part) and time.monotonic() < deadline:  # it has taken it over
             time.sleep(0.01)
         done = self.finish(expect=1)
         self.assertIn("process %d is copying it (--resume)" % tool.pid, done.stderr)

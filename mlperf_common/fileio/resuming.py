@@ -113,6 +113,8 @@ def open_part(making: Making, name: str, st: os.stat_result, replaces: bool) -> 
         old, silent = found
         _refuse_busy(old, silent)
         fd = _take_over(making, key, old, wanted)
+        with contextlib.suppress(FileNotFoundError):  # killed while it replaced its record
+            os.unlink(_fresh_name(key, old.token), dir_fd=making.dir_fd)
         if fd >= 0:
             wanted = wanted._replace(done=old.done)
     elif copyfile.standing_at(making.dir_fd, _record_name(key)) is not None:
@@ -194,13 +196,15 @@ def _part_name(key: str, token: str) -> str:
     return "%s-%s.part" % (key, token)
 
 
+def _fresh_name(key: str, token: str) -> str:
+    return "%s-%s.new" % (key, token)
+
+
 def _write_record(dir_fd: int, key: str, record: Record) -> None:
     name = _record_name(key)
-    fresh = "%s-%s.new" % (key, record.token)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(fresh, flags & ~os.O_TRUNC, 0o600, dir_fd=dir_fd)
+    fresh = _fresh_name(key, record.token)
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
     with open(fd, "w", encoding="ascii") as stream:
-        os.ftruncate(fd, 0)
         json.dump(record._replace(life=tuple(record.life)), stream)  # type: ignore[arg-type]
         stream.flush()
         os.fsync(fd)
